@@ -1,0 +1,211 @@
+"""Inline mode: whoever waits drives the reactor, and a progress thread does when nobody waits.
+
+One thread at a time leads: it holds `_lead` and turns the reactor.
+
+    thread that waits   leads if it can; while another one leads it follows: sleeps until its future is done, or until it is
+                        handed the lead
+    progress thread     stands by; goes on duty (leads, and parks when idle) when nobody has led for STANDBY_S, or at once
+                        when take_over() says that requests may come in; hands the lead over to any thread that wants it
+
+So a blocking call costs no thread switch, and a server answers whether or not its owner waits. A thread that already leads
+and waits again (a handler that makes a call) turns the same reactor, deeper.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+
+from shard.errors import ClosedError, ForkedError
+from shard.future import Future
+from shard.idle import PARK_S_MAX, Adaptive, Idle, Spin
+from shard.reactor import Reactor
+
+# Empty looks at the rings before a waiting thread also looks at timers, tasks and sockets: some 10 us of 0.15 us each.
+SPIN_TURNS = 64
+
+# How long nobody may have led before the progress thread goes on duty. It wakes this often while others lead: 50 times a
+# second, some 0.1 % of a core.
+STANDBY_S = 0.02
+
+
+class Driver:
+    """Owner of a reactor in a process whose threads belong to the user."""
+
+    def __init__(self, polling: bool, name: str = "prpc") -> None:
+        self.reactor = Reactor(time.monotonic)
+        self.polling = polling
+        self.prompt = False  # requests may come in at any time: hand over to the progress thread at once, not lazily
+        self._lead = threading.Lock()
+        self._adaptive = Adaptive()  # one for all that lead: the gaps are those of the traffic
+        self._leader = 0  # ident of the leading thread
+        self._wanted = 0  # threads that ask the progress thread for the lead
+        self._on_duty = False
+        self._running: Future | None = None
+        self._led = 0  # how often a waiting thread has led
+        self._followers: deque[threading.Semaphore] = deque()
+        self._call_to_duty = threading.Semaphore(0)
+        self._pid = os.getpid()
+        self.closing = False
+        self._thread = threading.Thread(target=self._progress, name=f"{name}-progress", daemon=True)
+        self._thread.start()
+
+    # -- waiting threads ---------------------------------------------------------------------------------------------
+
+    def wait(self, future: Future, timeout_s: float | None) -> bool:
+        """Make progress until the future is done or `timeout_s` seconds have passed; whether it is done."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not future.finished:
+            if self._lead.acquire(False):
+                self._leader = threading.get_ident()
+                try:
+                    # Most answers come within microseconds: look at the rings alone first, and only then at everything.
+                    while self.reactor.spin(SPIN_TURNS):
+                        if future.finished:
+                            return True
+                    self._drive(future, deadline)
+                finally:
+                    self._leader = 0
+                    self._led += 1
+                    self._lead.release()
+                    if self._followers or self.prompt:
+                        self._pass_on()
+            elif self._leader == threading.get_ident():
+                self._drive(future, deadline)
+            else:
+                self._follow(future, deadline)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return bool(future.finished)
+
+    def run(self, timeout_s: float | None) -> None:
+        """Drive from this thread for `timeout_s` seconds, or until stop_running() or close()."""
+        self._running = Future(self)
+        try:
+            self.wait(self._running, timeout_s)
+        except ClosedError:
+            return  # closed meanwhile: that is how it ends
+
+    def stop_running(self) -> None:
+        """Let run() return. From any thread or signal handler."""
+        running = self._running
+        if running is not None:
+            self.reactor.call_soon(lambda: running.set_result(None))
+
+    def _drive(self, future: Future, deadline: float | None) -> None:
+        self._check_usable()
+        reactor = self.reactor
+        poll = reactor.poll
+        clock = time.monotonic
+        idle: Idle = Spin() if self.polling else self._adaptive
+        now = clock()
+        while not future.finished and not self.closing:
+            if poll(now) or reactor.spin(SPIN_TURNS if reactor.warm_turns == 0 else 0):
+                now = clock()
+                idle.work(now)
+            else:
+                now = clock()
+                park_s = idle.idle(now)
+                if park_s:
+                    if deadline is not None:
+                        park_s = min(park_s, max(0.0, deadline - now))
+                    reactor.park(park_s)
+                    now = clock()
+            if deadline is not None and now >= deadline:
+                return
+
+    def _follow(self, future: Future, deadline: float | None) -> None:
+        self._check_usable()
+        turn = threading.Semaphore(0)
+        if self._on_duty:
+            self._wanted += 1
+            self.reactor.wake()
+        self._followers.append(turn)
+        future.add_done_callback(lambda _: turn.release())
+        remaining = STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
+        # Bounded: should the lead be given up between our look at it and our queueing, nobody would call us.
+        if self._lead.locked():
+            turn.acquire(timeout=remaining)
+        try:
+            self._followers.remove(turn)
+        except ValueError:
+            if future.finished:
+                self._pass_on()  # called to lead, and no longer in need of it
+
+    def _pass_on(self) -> None:
+        try:
+            self._followers.popleft().release()
+        except IndexError:
+            if self.prompt:
+                self._call_to_duty.release()
+
+    def take_over(self) -> None:
+        """Somebody waits who cannot drive: the progress thread must lead whenever nobody else does."""
+        self.prompt = True
+        self._call_to_duty.release()
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError(
+                f"made in process {self._pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
+            )
+        if self.closing:
+            raise ClosedError("already closed")
+
+    # -- the progress thread -----------------------------------------------------------------------------------------
+
+    def _progress(self) -> None:
+        led = -1
+        while not self.closing:
+            called = self._call_to_duty.acquire(timeout=STANDBY_S)
+            while called and self._call_to_duty.acquire(False):
+                pass  # one duty answers all calls
+            if not called and led != self._led:
+                led = self._led
+                continue
+            if self._followers or not self._lead.acquire(False):
+                continue
+            self._leader = threading.get_ident()
+            self._on_duty = True
+            try:
+                self._duty()
+            finally:
+                self._on_duty = False
+                self._wanted = 0
+                self._leader = 0
+                self._lead.release()
+                led = self._led
+                if self._followers:
+                    self._pass_on()
+
+    def _duty(self) -> None:
+        reactor = self.reactor
+        clock = time.monotonic
+        idle = self._adaptive
+        while not self.closing and not self._wanted:
+            now = clock()
+            if reactor.poll(now):
+                idle.work(now)
+            elif idle.idle(now):
+                reactor.park(PARK_S_MAX)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop driving: waits end, the progress thread ends. The reactor's sources must be closed before."""
+        if self.closing or self._pid != os.getpid():
+            return
+        self.closing = True
+        self.reactor.wake()
+        self._call_to_duty.release()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        while self._followers:
+            self._pass_on()
+        if self._leader != threading.get_ident():
+            with self._lead:
+                self.reactor.close()
+        else:
+            self.reactor.close()

@@ -1,0 +1,65 @@
+"""What can go wrong in the engine, sorted by who has to act.
+
+ShardError
+├── ClosedError              this side closed it first              → fix the caller
+├── ForkedError              used in a child made by fork()         → start processes by spawn, open things there
+├── PeerLostError            the other side died or hung up         → reconnect, or fail over
+├── UnreachableError         nobody answers at that address         → start the peer, or mend the address
+├── AddressInUseError        the port is taken                      → another port, or 0
+├── AuthenticationError      the peer does not hold our secret      → the same secret on both sides
+├── BackpressureError        a queue's bound is reached             → slow down, or retry later
+├── ShmFull                  no room in shared memory               → a larger /dev/shm, or smaller slabs
+└── ProtocolError            (abstract) the wire format was broken
+    ├── LocalProtocolError   we were about to send it               → a bug on this side
+    └── RemoteProtocolError  the peer sent it                       → drop the connection
+"""
+
+from __future__ import annotations
+
+
+class ShardError(Exception):
+    """The root of everything this package raises on purpose."""
+
+
+class ClosedError(ShardError):
+    """This side closed the ring, connection or group before it was used."""
+
+
+class ForkedError(ShardError):
+    """Something that lives in one process was used in a child made by fork()."""
+
+
+class PeerLostError(ShardError):
+    """The other side died or hung up."""
+
+
+class UnreachableError(ShardError):
+    """Nobody answers at that address."""
+
+
+class AddressInUseError(ShardError):
+    """The address to listen on is taken."""
+
+
+class AuthenticationError(ShardError):
+    """The peer proved no knowledge of the secret, or belongs to another user."""
+
+
+class BackpressureError(ShardError):
+    """A queue's bound is reached; nothing was queued."""
+
+
+class ShmFull(ShardError, MemoryError):
+    """Shared memory has no room for the segment asked for."""
+
+
+class ProtocolError(ShardError):
+    """The wire format was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side was about to send something that the format does not allow."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the format does not allow."""

@@ -1,0 +1,154 @@
+"""Frames on a byte stream: no socket, no clock, no reactor in this file.
+
+    offset  size  field         meaning
+         0     4  body          bytes of body
+         4     2  blocks        number of blocks
+         6     2  version       FRAME_VERSION; anything else is refused
+         8   8*n  block bytes   length of each block
+         .   ...  body          the typed part of the message, opaque here
+         .   ...  blocks        one after the other, without padding
+
+All integers little-endian. Lengths are checked against `Limits` before anything is allocated for them.
+
+The decoder says where the next bytes belong, so that the socket receives a large block in the very memory that its reader
+will see:
+
+    destination() -> where to receive       received(n) -> n bytes are there       next_frame() -> Frame | None
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard.errors import LocalProtocolError, RemoteProtocolError
+from shard.limits import Limits
+
+FRAME_VERSION = 1
+HEADER = struct.Struct("<IHH")
+assert HEADER.size == 8  # the table above
+
+STAGING_BYTES = 256 << 10  # of the decoder: a batch of small frames, and bodies up to that size
+_NO_BLOCKS: tuple[NDArray[Any], ...] = ()
+
+
+class Frame(NamedTuple):
+    """`body` may be a view that is good only until the decoder is used again; `blocks` are the receiver's own."""
+
+    body: memoryview
+    blocks: Sequence[NDArray[np.uint8]]
+
+
+def encode_header(body_bytes: int, block_bytes: Sequence[int], limits: Limits) -> bytes:
+    """All that goes before the body. Raises LocalProtocolError for what the peer would refuse."""
+    if body_bytes > limits.body_bytes_max:
+        raise LocalProtocolError(f"message body of {body_bytes} bytes, at most {limits.body_bytes_max} allowed")
+    if not block_bytes:
+        return HEADER.pack(body_bytes, 0, FRAME_VERSION)
+    check_blocks(block_bytes, limits, LocalProtocolError)
+    return HEADER.pack(body_bytes, len(block_bytes), FRAME_VERSION) + struct.pack(f"<{len(block_bytes)}Q", *block_bytes)
+
+
+def check_blocks(block_bytes: Sequence[int], limits: Limits, error: type[LocalProtocolError] | type[RemoteProtocolError]) -> None:
+    """Raise `error` when the blocks of a message are too many or too large."""
+    if len(block_bytes) > limits.blocks_max:
+        raise error(f"message of {len(block_bytes)} arrays, at most {limits.blocks_max} allowed")
+    total = sum(block_bytes)
+    if total > limits.blocks_bytes_max:
+        raise error(f"message with {total} bytes of arrays, at most {limits.blocks_bytes_max} allowed")
+
+
+class FrameDecoder:
+    """See the file's head. `allocate(n)` makes the memory for a block of n bytes."""
+
+    def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+        self._limits = limits
+        self._allocate = allocate
+        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._start = self._end = 0  # staged and not yet consumed
+        self._body: memoryview | None = None  # of the frame whose blocks are being received
+        self._block_bytes: list[int] = []  # of blocks still to come, the next one last
+        self._blocks: list[NDArray[np.uint8]] = []
+        self._filling: memoryview | None = None  # the part of the current body or block that is still missing
+
+    def destination(self) -> memoryview:
+        """Where the next received bytes belong; never empty."""
+        if self._filling is not None:
+            return self._filling
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == STAGING_BYTES or (self._start and STAGING_BYTES - self._end < 4096):
+            rest = bytes(self._staging[self._start : self._end])
+            self._staging[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        return self._staging[self._end :]
+
+    def received(self, count: int) -> None:
+        """`count` bytes now stand at destination()."""
+        if self._filling is not None:
+            self._filling = self._filling[count:] if count < len(self._filling) else None
+        else:
+            self._end += count
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None until more is received. Raises RemoteProtocolError."""
+        if self._filling is not None:
+            return None
+        if self._body is None:
+            available = self._end - self._start
+            if available < HEADER.size:
+                return None
+            body_bytes, block_count, version = HEADER.unpack_from(self._staging, self._start)
+            if version != FRAME_VERSION:
+                raise RemoteProtocolError(
+                    f"frame version {version}, {FRAME_VERSION} expected: not a prpc peer, or another release"
+                )
+            if body_bytes > self._limits.body_bytes_max:
+                raise RemoteProtocolError(f"frame body of {body_bytes} bytes, at most {self._limits.body_bytes_max} allowed")
+            if not block_count and HEADER.size + body_bytes <= available:
+                begin = self._start + HEADER.size
+                self._start = begin + body_bytes
+                return Frame(self._staging[begin : self._start], _NO_BLOCKS)
+            if not self._begin_large(body_bytes, block_count, available):
+                return None
+        return self._continue_large()
+
+    def _begin_large(self, body_bytes: int, block_count: int, available: int) -> bool:
+        """Take header and what is here of the body out of the staging; False until the header is whole."""
+        if block_count > self._limits.blocks_max:
+            raise RemoteProtocolError(f"frame of {block_count} blocks, at most {self._limits.blocks_max} allowed")
+        header_bytes = HEADER.size + 8 * block_count
+        if available < header_bytes or (not block_count and header_bytes + body_bytes <= STAGING_BYTES):
+            return False  # a small frame whose rest is still to come waits in the staging
+        block_bytes = list(struct.unpack_from(f"<{block_count}Q", self._staging, self._start + HEADER.size))
+        check_blocks(block_bytes, self._limits, RemoteProtocolError)
+        self._block_bytes = block_bytes[::-1]
+        self._blocks = []
+        self._start += header_bytes
+        self._body = memoryview(bytearray(body_bytes))
+        self._fill(self._body)
+        return True
+
+    def _fill(self, target: memoryview) -> None:
+        """Move what is staged into `target`, and receive the rest of it in place."""
+        count = min(len(target), self._end - self._start)
+        target[:count] = self._staging[self._start : self._start + count]
+        self._start += count
+        self._filling = target[count:] if count < len(target) else None
+
+    def _continue_large(self) -> Frame | None:
+        while self._filling is None:
+            if not self._block_bytes:
+                assert self._body is not None
+                frame = Frame(self._body, self._blocks)
+                self._body = None
+                return frame
+            size = self._block_bytes.pop()
+            block = self._allocate(size)
+            self._blocks.append(block)
+            self._fill(block.data)
+        return None

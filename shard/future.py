@@ -1,0 +1,137 @@
+"""A result to come: waited for by a thread, awaited by a task of the reactor, or awaited in an asyncio loop.
+
+States: pending -> done (value or error), once. set_result and set_error after that answer False and change nothing, so a
+late reply and a deadline can race without harm. Callbacks run in the thread that completes the future.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shard.errors import ShardError
+
+if TYPE_CHECKING:
+    import asyncio
+
+logger = logging.getLogger("shard")
+PENDING, VALUE, ERROR = 0, 1, 2  # `finished`: falsy while there is nothing
+_making_callbacks = threading.Lock()  # two threads must not each make the list of one future
+
+
+class Waiter(Protocol):
+    """Who can make progress while a thread waits: the driver of the reactor that will complete the future."""
+
+    def wait(self, future: Future, timeout_s: float | None) -> bool:
+        """Return True once the future is done, False when the time is over."""
+
+    def take_over(self) -> None:
+        """Make sure that progress is made although no thread waits."""
+
+
+class Future:
+    """See the file's head. `waiter` is None where only tasks of one reactor ever wait for it."""
+
+    # Class attributes stand for what most futures never change, so that making one costs a single store.
+    finished = 0  # PENDING, VALUE or ERROR
+    _callbacks: list[Callable[[Future], object]] | None = None
+    _outcome: Any = None
+
+    def __init__(self, waiter: Waiter | None = None) -> None:
+        self.waiter = waiter
+
+    def done(self) -> bool:
+        """Whether there is a value or an error."""
+        return self.finished != PENDING
+
+    def set_result(self, value: Any) -> bool:
+        """Complete with a value; False when it was complete before."""
+        if self.finished:
+            return False
+        self._outcome = value
+        self.finished = VALUE
+        if self._callbacks is not None:
+            self._run_callbacks()
+        return True
+
+    def set_error(self, error: BaseException) -> bool:
+        """Complete with an error; False when it was complete before."""
+        if self.finished:
+            return False
+        self._outcome = error
+        self.finished = ERROR
+        if self._callbacks is not None:
+            self._run_callbacks()
+        return True
+
+    def _run_callbacks(self) -> None:
+        callbacks = self._callbacks
+        while callbacks:
+            try:
+                callback = callbacks.pop(0)  # atomic: whoever pops it runs it
+            except IndexError:
+                return  # another thread popped the last one
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("a future's callback %r raised", callback)
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Run callback(self) on completion, or now when that has been. What it raises is logged."""
+        with _making_callbacks:
+            if self._callbacks is None:
+                self._callbacks = []
+        self._callbacks.append(callback)
+        if self.finished:  # perhaps after the completing thread had looked at the list
+            self._run_callbacks()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The value, once there; raises the error it was completed with, or TimeoutError after `timeout_s` seconds."""
+        if not self.finished and not self._wait(timeout_s):
+            raise TimeoutError(f"no result within {timeout_s} s; the work goes on")
+        if self.finished == ERROR:
+            raise self._outcome
+        return self._outcome
+
+    def error(self, timeout_s: float | None = None) -> BaseException | None:
+        """The error it was completed with, or None for a value; TimeoutError as result()."""
+        if not self.finished and not self._wait(timeout_s):
+            raise TimeoutError(f"no result within {timeout_s} s; the work goes on")
+        return self._outcome if self.finished == ERROR else None
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        if self.waiter is None:
+            raise ShardError("this future can be awaited by a task of its reactor, but no thread may block on it")
+        return self.waiter.wait(self, timeout_s)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.finished:
+            loop = _running_asyncio_loop()
+            if loop is None:
+                yield self  # to the Task that drives this coroutine
+            else:
+                if self.waiter is not None:
+                    self.waiter.take_over()
+                yield from _in_asyncio(self, loop).__await__()
+        return self.result()
+
+
+def _running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop of this thread, or None; asyncio is not imported for the question: it would cost every start 50 ms."""
+    module = sys.modules.get("asyncio")
+    return module._get_running_loop() if module is not None else None
+
+
+def _in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    """An asyncio future that is done when ours is."""
+    theirs: asyncio.Future[None] = loop.create_future()
+
+    def finish() -> None:
+        if not theirs.done():
+            theirs.set_result(None)
+
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(finish))
+    return theirs

@@ -1,0 +1,118 @@
+"""Two processes prove to each other that they hold the job's secret, before either looks at anything else.
+
+    connector                                   acceptor
+    hello  ------------------------------------>
+           <------------------------------------ hello, proof of the acceptor
+    proof of the connector -------------------->
+           <------------------------------------ verdict (one byte)
+
+    hello    offset  size  field
+                  0     4  magic     b"PRPC"
+                  4     2  version   HANDSHAKE_VERSION, little-endian
+                  6     2  kind      what the connector wants to speak: the transport's number
+                  8     8  incarnation of the sender: changes with every start of a node
+                 16    32  nonce     random
+
+    proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello), RFC 2104; role keeps one side's proof from
+             being sent back to it
+
+All messages have a fixed size, so an unauthenticated peer makes us hold 80 bytes at most. Without a secret the key is empty: the
+exchange is the same, and a peer that has one is refused. The connection is authenticated, its frames are not.
+No I/O in this file: feed() takes bytes and returns bytes to send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from abc import ABC, abstractmethod
+
+from shard.errors import AuthenticationError, RemoteProtocolError
+
+MAGIC = b"PRPC"
+HANDSHAKE_VERSION = 1
+HELLO = struct.Struct("<4sHHQ32s")
+assert HELLO.size == 48  # the table above
+PROOF_BYTES = 32
+ACCEPTED, REFUSED = b"\x06", b"\x15"
+
+_REFUSED_TEXT = "the peer does not hold the same secret; give both sides the same PRPC_SECRET_FILE (or PRPC_SECRET, or secret=)"
+
+
+def _proof(secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> bytes:
+    return hmac.new(secret, role + connector_hello + acceptor_hello, hashlib.sha256).digest()
+
+
+def _check_hello(hello: bytes, kind: int) -> int:
+    """The sender's incarnation."""
+    magic, version, their_kind, incarnation, _ = HELLO.unpack(hello)
+    if magic != MAGIC:
+        raise RemoteProtocolError(f"the peer does not speak this protocol: it began with {magic!r}, {MAGIC!r} expected")
+    if version != HANDSHAKE_VERSION:
+        raise RemoteProtocolError(f"the peer speaks protocol version {version}, this side {HANDSHAKE_VERSION}")
+    if their_kind != kind:
+        raise RemoteProtocolError(f"the peer speaks transport {their_kind}, this side listens for {kind}")
+    return int(incarnation)
+
+
+class Handshake(ABC):
+    """What both roles share. `wanted` says how many bytes feed() needs next; 0 when the exchange is over."""
+
+    def __init__(self, secret: bytes, kind: int, incarnation: int, nonce: bytes) -> None:
+        self._secret = secret
+        self._kind = kind
+        self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, incarnation, nonce)
+        self.peer_incarnation = 0
+        self.wanted = 0
+
+    @abstractmethod
+    def start(self) -> bytes:
+        """What to send before anything arrives."""
+
+    @abstractmethod
+    def feed(self, data: bytes) -> bytes:
+        """Take exactly `wanted` bytes; what to send. Raises AuthenticationError, RemoteProtocolError."""
+
+
+class Connector(Handshake):
+    """The side that called."""
+
+    def start(self) -> bytes:
+        self.wanted = HELLO.size + PROOF_BYTES
+        return self._hello
+
+    def feed(self, data: bytes) -> bytes:
+        assert len(data) == self.wanted
+        if self.wanted == 1:
+            self.wanted = 0
+            if data != ACCEPTED:
+                raise AuthenticationError(_REFUSED_TEXT)
+            return b""
+        hello, proof = data[: HELLO.size], data[HELLO.size :]
+        self.peer_incarnation = _check_hello(hello, self._kind)
+        if not hmac.compare_digest(proof, _proof(self._secret, b"acceptor", self._hello, hello)):
+            raise AuthenticationError(_REFUSED_TEXT)
+        self.wanted = 1
+        return _proof(self._secret, b"connector", self._hello, hello)
+
+
+class Acceptor(Handshake):
+    """The side that was called. After the exchange the transport sends ACCEPTED itself, once it can take messages."""
+
+    def start(self) -> bytes:
+        self.wanted = HELLO.size
+        self._their_hello = b""
+        return b""
+
+    def feed(self, data: bytes) -> bytes:
+        assert len(data) == self.wanted
+        if not self._their_hello:
+            self.peer_incarnation = _check_hello(data, self._kind)
+            self._their_hello = data
+            self.wanted = PROOF_BYTES
+            return self._hello + _proof(self._secret, b"acceptor", data, self._hello)
+        self.wanted = 0
+        if not hmac.compare_digest(data, _proof(self._secret, b"connector", self._their_hello, self._hello)):
+            raise AuthenticationError(_REFUSED_TEXT)
+        return b""

@@ -1,0 +1,95 @@
+"""Who holds which block: the books of one connection over shared memory, both of its sides.
+
+    lender     writes a block's place and a lease number into a message; the block has one user more until the lease returns
+    borrower   reads through an array whose end puts the lease number on a list; the list goes back in one message
+
+The borrower's array is the root of all views on it (see slab.py), so the lease lasts as long as any of them. Its end can
+come in any thread at any place, so it only appends to a list and, when the reactor is parked, wakes it.
+
+A connection that is closed while arrays are still borrowed keeps its socket until the last of them is gone: the lender
+sees that end, and takes back what was never returned. So no block is used again while a living peer still reads it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard.errors import RemoteProtocolError
+from shard.slab import Block, Slab
+
+
+class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
+    """The root of all views on one borrowed block. Never handed out itself: users get a plain np.ndarray on it."""
+
+    lease = 0
+    borrowings: Borrowings | None = None
+
+    def __del__(self) -> None:
+        if self.borrowings is not None:
+            self.borrowings.returned.append(self.lease)
+            self.borrowings.wake_if_parked()
+
+
+class Borrowings:
+    """What we hold of a peer. Lives as long as the connection or any array borrowed over it, and closes the socket last."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.returned: deque[int] = deque()
+        self.wake_if_parked: Callable[[], None] = _nobody_waits
+
+    def borrow(self, memory: memoryview, offset: int, nbytes: int, lease: int) -> NDArray[np.uint8]:
+        """A read-only array over the peer's block, 1-D uint8."""
+        root: BorrowedArray = np.ndarray.__new__(BorrowedArray, (nbytes,), np.uint8, memory, offset)
+        root.flags.writeable = False
+        root.lease = lease
+        root.borrowings = self
+        return root.view(np.ndarray)
+
+    def __del__(self) -> None:
+        self.socket.close()
+
+
+def _nobody_waits() -> None:
+    """Returned leases wait for the next turn."""
+
+
+class Lendings:
+    """What a peer holds of ours. Owned by the connection; all calls by its one writer or by the reactor's thread."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        self._lent: dict[int, Block] = {}
+        self._next = 1
+        self.bytes_lent = 0  # in all
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def lend(self, block: Block, nbytes: int) -> int:
+        """Note a lease on `nbytes` of `block`, which already counts the peer as a user; its number."""
+        self.bytes_lent += nbytes
+        lease = self._next
+        self._next += 1
+        self._lent[lease] = block
+        return lease
+
+    def take_back(self, lease: int) -> None:
+        """The peer returned it. Raises RemoteProtocolError for one it does not hold."""
+        block = self._lent.pop(lease, None)
+        if block is None:
+            raise RemoteProtocolError(f"lease {lease} was returned, which is not held")
+        self._slab.release(block)
+
+    def take_all_back(self) -> int:
+        """The peer is gone; how many leases it held."""
+        count = len(self._lent)
+        while self._lent:
+            self._slab.release(self._lent.popitem()[1])
+        return count

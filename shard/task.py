@@ -1,0 +1,52 @@
+"""A coroutine driven by the reactor: it runs until it awaits a Future, and goes on in the turn after that is done.
+
+There is no event loop object and no context switch: a task is its coroutine's `send`, queued in the reactor's ready list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from shard.errors import ShardError
+from shard.future import Future, Waiter
+
+
+class Task(Future):
+    """The result to come of a coroutine. `schedule(step)` queues a step for the reactor's next turn."""
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        schedule: Callable[[Callable[[], object]], None],
+        waiter: Waiter | None = None,
+    ) -> None:
+        super().__init__(waiter)
+        self._coroutine = coroutine
+        self._schedule = schedule
+
+    def step(self) -> None:
+        """Run the coroutine to its next await, or to its end."""
+        if self.finished:  # cancelled meanwhile
+            return
+        try:
+            awaited = self._coroutine.send(None)
+        except StopIteration as stop:
+            self.set_result(stop.value)
+        except Exception as error:
+            self.set_error(error)
+        else:
+            if not isinstance(awaited, Future):
+                self.cancel(ShardError(f"a task may await this engine's futures only, not {type(awaited).__name__}"))
+                return
+            awaited.add_done_callback(self._wake)
+
+    def _wake(self, _: Future) -> None:
+        self._schedule(self.step)
+
+    def cancel(self, error: BaseException) -> bool:
+        """End the coroutine (its `finally` blocks run) and complete with `error`; False when it was complete before."""
+        if self.finished:
+            return False
+        self._coroutine.close()
+        return self.set_error(error)

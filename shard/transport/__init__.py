@@ -1,0 +1,225 @@
+"""The face of all transports: messages between two processes, whole, in order, at most once.
+
+    Transport   a way of talking: is_viable(), listen(), connect()
+    Listener    accepts connections at an address until closed
+    Connection  one peer: send(body, blocks), and on_message for what comes in
+
+A message is a body (the typed part, opaque here) and blocks (1-D contiguous uint8 arrays: the bytes of what the layer above sends). What every transport promises, and the
+contract test checks:
+
+- send() never waits. It copies ordinary arrays or has written them when it returns, so their owner may change them at once; arrays of
+  the slab go by reference where the transport can. A full peer fills a bounded outbox, then send() raises BackpressureError.
+- One message is delivered once, whole and in the order sent, or not at all; after a loss none that follows is delivered.
+- on_message(body, blocks): body is good until it returns; blocks are read-only and the receiver's to keep.
+- on_close(connection, error) once, when either side ended it: ClosedError for this side, PeerLostError or a ProtocolError.
+- send() may be called from any thread; all else happens in the thread that turns the reactor.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard.errors import BackpressureError, ClosedError, ShardError
+from shard.limits import Limits
+from shard.reactor import Reactor
+
+Blocks = Sequence[NDArray[np.uint8]]
+Buffer = bytes | bytearray | memoryview
+Item = TypeVar("Item")  # a message made ready for one transport
+
+
+class OnMessage(Protocol):
+    """What a connection calls for each message."""
+
+    def __call__(self, body: memoryview, blocks: Blocks = ()) -> None:
+        """See the file's head."""
+
+
+def _ignore_message(body: memoryview, blocks: Blocks = ()) -> None:
+    """What a connection does with messages before its owner has said what to do."""
+
+
+def _ignore_close(connection: Connection[Any], error: ShardError) -> None:
+    """As above, for its end."""
+
+
+class Connection(ABC, Generic[Item]):
+    """One peer. Owned by whoever opened or accepted it, who sets on_message and on_close and calls attach()."""
+
+    transport = "?"  # the scheme, for texts and statistics
+
+    def __init__(self, peer: str, limits: Limits) -> None:
+        self.peer = peer
+        self.limits = limits
+        self.peer_incarnation = 0
+        self.reactor: Reactor | None = None
+        self.on_message: OnMessage = _ignore_message
+        self.on_close: Callable[[Any, ShardError], None] = _ignore_close
+        self.error: ShardError | None = None  # set once, when it ended
+        self._writing = threading.Lock()  # whoever holds it is the one writer
+        self._outbox: deque[tuple[Item, int]] = deque()
+        self._outbox_bytes = 0
+
+    # -- sending: the first caller writes, others enqueue --------------------------------------------------------------
+
+    def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
+        """Send one message. `stable`: the caller leaves the blocks unchanged until it is answered or the connection ends.
+
+        Raises BackpressureError (nothing was sent), LocalProtocolError (over a limit), ShmFull, and the error that ended
+        the connection.
+        """
+        if self.error is not None:
+            raise self._ended()
+        item, size = self._prepare(body, blocks, stable)
+        if not self._outbox and self._writing.acquire(False):
+            try:
+                written = self._write(item)
+            finally:
+                self._writing.release()
+            if written:
+                if self._outbox:
+                    self.drain()
+                return
+        if len(self._outbox) >= self.limits.outbox_messages_max or (
+            self._outbox and self._outbox_bytes + size > self.limits.outbox_bytes_max
+        ):
+            self._discard(item)
+            raise BackpressureError(
+                f"{len(self._outbox)} messages of {self._outbox_bytes} bytes already wait for {self.peer}, at most "
+                f"{self.limits.outbox_messages_max} messages or {self.limits.outbox_bytes_max} bytes may: it reads too slowly"
+            )
+        self._outbox_bytes += size
+        self._outbox.append((item, size))
+        self.drain()
+        if self._outbox and self.reactor is not None and self.reactor.parked:
+            self.reactor.wake()
+
+    def drain(self) -> int:
+        """Write what waits, as far as the peer takes it; how many messages."""
+        count = 0
+        while self._outbox and self._writing.acquire(False):
+            try:
+                while self._outbox:
+                    item, size = self._outbox[0]
+                    if not self._write(item):
+                        return count
+                    self._outbox.popleft()
+                    self._outbox_bytes -= size
+                    count += 1
+            finally:
+                self._writing.release()
+        return count
+
+    def _ended(self) -> ShardError:
+        """A fresh error to raise for a connection that ended."""
+        error = self.error
+        assert error is not None
+        if isinstance(error, ClosedError):
+            return ClosedError(f"the connection to {self.peer} was closed here")
+        return type(error)(*error.args)
+
+    @property
+    def outbox_messages(self) -> int:
+        """How many messages wait for the peer."""
+        return len(self._outbox)
+
+    @abstractmethod
+    def traffic(self) -> Traffic:
+        """How much has gone over it; also after its end."""
+
+    @abstractmethod
+    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[Item, int]:
+        """The message as this transport writes it, independent of the caller's memory, and the bytes it holds."""
+
+    @abstractmethod
+    def _write(self, item: Item) -> bool:
+        """Write the whole item, or take it over; False when the peer has no room. Called by the one writer."""
+
+    def _discard(self, item: Item) -> None:
+        """Undo _prepare()."""
+
+    def own_outbox(self) -> None:
+        """The caller of a `stable` send wants its arrays back: copy what of them is still to be sent."""
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def attach(self, reactor: Reactor) -> None:
+        """Be driven by `reactor` from now on. In its thread, or before it turns."""
+
+    def close(self, error: ShardError | None = None) -> None:
+        """End it; what waits unsent is dropped, and on_close told why. In the reactor's thread. Again: does nothing."""
+        if self.error is not None:
+            return
+        self.error = error or ClosedError(f"the connection to {self.peer} was closed here")
+        self._end()
+        for item, _ in self._outbox:
+            self._discard(item)
+        self._outbox.clear()
+        on_close, self.on_close, self.on_message = self.on_close, _ignore_close, _ignore_message
+        on_close(self, self.error)
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Let go of memory, descriptors and the reactor."""
+
+
+class Listener(ABC):
+    """Accepts peers at `address` and hands each connection, authenticated, to the callback given to listen()."""
+
+    address: str
+
+    @abstractmethod
+    def close(self) -> None:
+        """Accept no more; connections already accepted go on."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one connection so far: what was written to its ring or socket, and arrays lent or borrowed in place."""
+
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """What all connections of one process share."""
+
+    secret: bytes  # b"": none
+    incarnation: int
+    limits: Limits
+
+
+Accept = Callable[[Connection[Any]], None]
+
+
+class Transport(ABC):
+    """A way of talking to other processes. `scheme` begins its addresses: "tcp://host:port"."""
+
+    scheme: str
+
+    @abstractmethod
+    def refusal(self) -> str | None:
+        """Why it cannot be used in this process, or None when it can."""
+
+    @abstractmethod
+    def cannot_reach(self, address: str) -> str | None:
+        """Why that address cannot be reached from here by this transport, or None when it is worth a try."""
+
+    @abstractmethod
+    def listen(self, address: str, reactor: Reactor, accept: Accept) -> Listener:
+        """Listen at `address`. Raises AddressInUseError, ShardError."""
+
+    @abstractmethod
+    def connect(self, address: str, timeout_s: float) -> Connection[Any]:
+        """An authenticated connection, not attached yet. Blocks for at most `timeout_s`. Raises UnreachableError,
+        AuthenticationError, RemoteProtocolError."""

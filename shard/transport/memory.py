@@ -1,0 +1,187 @@
+"""Messages inside one process: for a client and a server that share it, and, from a seed, the double of a bad network.
+
+A pair of connections hands messages over through the reactor's ready list: an ordinary array is copied once, an array of
+the slab is passed as it is, read-only. `Weather` makes the pair delay, lose and cut, reproducibly: what a test asks for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from shard.errors import LocalProtocolError, PeerLostError, ShardError, UnreachableError
+from shard.frame import check_blocks
+from shard.limits import Limits
+from shard.reactor import Reactor
+from shard.slab import Slab
+from shard.transport import Accept, Blocks, Buffer, Connection, Listener, Node, Traffic, Transport
+
+Message = tuple[bytes, Blocks]
+IN_FLIGHT_MAX = 1024  # messages between the two ends, as a ring would hold; more wait in the sender's outbox
+
+
+@dataclass
+class Weather:
+    """What happens to messages on the way. Order is always kept: these are connections, not datagrams."""
+
+    seed: int = 0
+    delay_s_max: float = 0.0  # each message is delayed by up to so much
+    cut_after: int | None = None  # the connection is lost after so many messages were delivered
+    clogged: bool = False  # the peer takes nothing for as long as this is set
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+
+class MemoryConnection(Connection[Message]):
+    """One end of a pair made by pair()."""
+
+    transport = "memory"
+
+    def __init__(self, peer: str, limits: Limits, slab: Slab, weather: Weather) -> None:
+        super().__init__(peer, limits)
+        self._slab = slab
+        self._weather = weather
+        self._other: MemoryConnection | None = None
+        self._in_flight: deque[Message] = deque()  # sent by the other end, not delivered yet
+        self._delivered = 0
+        self._bytes_sent = self._bytes_received = 0
+        self._earliest = 0.0  # no delivery before: keeps delayed messages in order
+
+    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[Message, int]:
+        if len(body) > self.limits.body_bytes_max:
+            raise LocalProtocolError(f"message body of {len(body)} bytes, at most {self.limits.body_bytes_max} allowed")
+        check_blocks([block.nbytes for block in blocks], self.limits, LocalProtocolError)
+        kept = []
+        for block in blocks:
+            own = block.view() if self._slab.block_of(block) is not None else block.copy()
+            own.flags.writeable = False
+            kept.append(own)
+        return (bytes(body), kept), len(body) + sum(block.nbytes for block in kept)
+
+    def traffic(self) -> Traffic:
+        return Traffic(self._bytes_sent, self._bytes_received)
+
+    def _write(self, item: Message) -> bool:
+        other = self._other
+        if self._weather.clogged or other is None or other.reactor is None or len(other._in_flight) >= IN_FLIGHT_MAX:
+            return False
+        other._in_flight.append(item)
+        size = len(item[0]) + sum(block.nbytes for block in item[1])
+        self._bytes_sent += size
+        other._bytes_received += size
+        weather, reactor = self._weather, other.reactor
+        if weather.delay_s_max:
+            now = reactor.clock()
+            other._earliest = max(other._earliest, now + weather.random.uniform(0.0, weather.delay_s_max))
+            reactor.timers.call_at(other._earliest, other._deliver)
+        else:
+            reactor.call_soon(other._deliver)
+        return True
+
+    def _deliver(self) -> None:
+        if self.error is not None or not self._in_flight:
+            return
+        cut_after = self._weather.cut_after
+        if cut_after is not None and self._delivered >= cut_after:
+            self.close(PeerLostError(f"{self.peer} was cut off"))
+            return
+        body, blocks = self._in_flight.popleft()
+        self._delivered += 1
+        self.on_message(memoryview(body), blocks)
+        if self._other is not None and self._other._outbox:
+            self._other.drain()
+
+    def attach(self, reactor: Reactor) -> None:
+        self.reactor = reactor
+        if self._other is not None:
+            reactor.call_soon(self._other_drains)
+
+    def _other_drains(self) -> None:
+        if self._other is not None:
+            self._other.drain()
+
+    def unclog(self) -> None:
+        """The peer reads again: what waited goes on."""
+        self._weather.clogged = False
+        self.drain()
+
+    def _end(self) -> None:
+        other, self._other = self._other, None
+        if other is not None and other.error is None:
+            other._other = None
+            lost = PeerLostError(f"{other.peer} closed the connection")
+            if other.reactor is not None and not other.reactor.closed:
+                other.reactor.call_soon(lambda: other._finish(lost))
+            else:
+                other.close(lost)
+
+    def _finish(self, lost: PeerLostError) -> None:
+        """The other end closed: what it had sent still counts."""
+        while self._in_flight and self.error is None:
+            self._deliver()
+        self.close(lost)
+
+
+def pair(limits: Limits, slab: Slab, weather: Weather | None = None) -> tuple[MemoryConnection, MemoryConnection]:
+    """Two connected ends; attach both."""
+    sky = weather or Weather()
+    one, two = (MemoryConnection(f"memory://{end}", limits, slab, sky) for end in ("acceptor", "connector"))
+    one._other, two._other = two, one
+    return one, two
+
+
+class MemoryListener(Listener):
+    """An entry in the transport's table of addresses."""
+
+    def __init__(self, address: str, forget: Callable[[], object]) -> None:
+        self.address = address
+        self._forget = forget
+
+    def close(self) -> None:
+        self._forget()
+
+
+class MemoryTransport(Transport):
+    """Addresses "memory://name" within this object."""
+
+    scheme = "memory"
+
+    def __init__(self, node: Node, slab: Slab, weather: Weather | None = None) -> None:
+        self._node = node
+        self._slab = slab
+        self._weather = weather
+        self._accepts: dict[str, tuple[Reactor, Accept]] = {}
+
+    def refusal(self) -> str | None:
+        return None
+
+    def cannot_reach(self, address: str) -> str | None:
+        return None if address in self._accepts else "another process"
+
+    def listen(self, address: str, reactor: Reactor, accept: Accept) -> MemoryListener:
+        if address in self._accepts:
+            raise ShardError(f"{address} is listened at already")
+        self._accepts[address] = (reactor, accept)
+        return MemoryListener(address, lambda: self._accepts.pop(address, None))
+
+    def connect(self, address: str, timeout_s: float) -> MemoryConnection:
+        found = self._accepts.get(address)
+        if found is None:
+            raise UnreachableError(f"nobody listens at {address}")
+        reactor, accept = found
+        ours, theirs = pair(self._node.limits, self._slab, self._weather)
+        ours.peer_incarnation = theirs.peer_incarnation = self._node.incarnation
+
+        def arrive() -> None:
+            theirs.attach(reactor)
+            accept(theirs)
+
+        reactor.call_soon(arrive)
+        return ours

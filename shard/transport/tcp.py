@@ -1,0 +1,303 @@
+"""Messages over TCP: frames, written vectored and received in place.
+
+A message leaves by one sendmsg of header, body and blocks, without joining them. What the kernel does not take stays with
+the connection and goes on when the socket is writable; no other message overtakes it. Blocks are received straight into the
+slab's recycled memory when they are large, so nothing is copied between the kernel and the handler's arrays.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard.errors import (
+    AddressInUseError,
+    PeerLostError,
+    RemoteProtocolError,
+    ShardError,
+    ShmFull,
+    UnreachableError,
+)
+from shard.frame import FrameDecoder, encode_header
+from shard.reactor import WARM_TURNS, Reactor
+from shard.slab import BLOCK_BYTES_MIN, Slab
+from shard.transport import Accept, Blocks, Buffer, Connection, Listener, Node, Traffic, Transport
+from shard.transport.meeting import Door, Greeting, meet
+
+KIND = 1  # in the handshake
+LISTEN_BACKLOG = 1024
+
+# Reads of one connection in one turn, so that a flood from one peer leaves room for the others.
+READS_PER_TURN = 8
+
+# sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several calls.
+BUFFERS_MAX = 1024
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """("host", port) of "tcp://host:port"; IPv6 hosts stand in brackets. Raises UnreachableError with what is allowed."""
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535 or not host:
+        raise UnreachableError(f"{address!r} is no address: host:port expected, such as 127.0.0.1:9394 or [::1]:9394")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The address of a host and port, with brackets around an IPv6 host."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+class TcpConnection(Connection[list[memoryview]]):
+    """One stream socket, past its handshake."""
+
+    transport = "tcp"
+
+    def __init__(self, sock: socket.socket, peer: str, node: Node, slab: Slab) -> None:
+        super().__init__(peer, node.limits)
+        self._sock = sock
+        self._slab = slab
+        self._partial: list[memoryview] = []  # of the message being written: what the kernel has not taken yet
+        self._decoder = FrameDecoder(node.limits, self._allocate)
+        self._watched = select.EPOLLIN
+        self._bytes_sent = self._bytes_received = 0
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setblocking(False)
+
+    def _allocate(self, size: int) -> NDArray[np.uint8]:
+        if size < BLOCK_BYTES_MIN:
+            return np.empty(size, np.uint8)
+        try:
+            return self._slab.empty(size, np.uint8)
+        except ShmFull:  # the process's own memory is as good here, only slower the first time
+            return np.empty(size, np.uint8)
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
+        header = encode_header(len(body), [block.nbytes for block in blocks], self.limits)
+        if not blocks:
+            message = header + body
+            return [memoryview(message)], len(message)
+        parts = [memoryview(header + body)]
+        for block in blocks:
+            if block.nbytes:
+                parts.append(block.data)
+        size = sum(len(part) for part in parts)
+        if stable:
+            return parts, size
+        # Nobody else may change what is still to be sent: written at once if the socket takes it all, copied if not.
+        if not self._outbox and not self._partial and self._writing.acquire(False):
+            try:
+                rest = self._send(parts)
+            except OSError as error:
+                raise PeerLostError(f"{self.peer} was lost: {error}") from error
+            finally:
+                self._writing.release()
+            if not rest:
+                return [], 0
+            copies = [memoryview(bytes(part)) for part in rest]
+            self._partial = copies  # ahead of everything else: the first bytes of this message are gone
+            self._want_writable()
+            return [], 0
+        return [memoryview(bytes(part)) for part in parts], size
+
+    def _write(self, item: list[memoryview]) -> bool:
+        if self._partial:
+            self._partial = self._send(self._partial)
+            if self._partial:
+                self._want_writable()
+                return False
+        try:
+            self._partial = self._send(item)
+        except OSError:
+            self._partial = []  # the reader will see the end, and says so to everyone
+            return True
+        if self._partial:
+            self._want_writable()
+        return True
+
+    def _send(self, parts: list[memoryview]) -> list[memoryview]:
+        """Write what the kernel takes; the rest."""
+        if self.reactor is not None:
+            self.reactor.warm_turns = WARM_TURNS
+        at = 0
+        while at < len(parts):
+            try:
+                sent = self._sock.sendmsg(parts[at : at + BUFFERS_MAX]) if len(parts) - at > 1 else self._sock.send(parts[at])
+            except BlockingIOError:
+                break
+            self._bytes_sent += sent
+            while at < len(parts) and sent >= len(parts[at]):
+                sent -= len(parts[at])
+                at += 1
+            if sent:
+                parts[at] = parts[at][sent:]
+        return parts[at:]
+
+    def traffic(self) -> Traffic:
+        return Traffic(self._bytes_sent, self._bytes_received)
+
+    def own_outbox(self) -> None:
+        with self._writing:
+            self._partial = [memoryview(bytes(part)) for part in self._partial]
+            for _ in range(len(self._outbox)):
+                parts, size = self._outbox.popleft()
+                self._outbox.append(([memoryview(bytes(part)) for part in parts], size))
+
+    def _want_writable(self) -> None:
+        reactor = self.reactor
+        if reactor is not None and self._watched == select.EPOLLIN:
+            self._watched = select.EPOLLIN | select.EPOLLOUT
+            reactor.call_soon(self._watch)
+
+    def _watch(self) -> None:
+        if self.error is None and self.reactor is not None:
+            self.reactor.watch(self._sock.fileno(), self._on_ready, self._watched)
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, events: int) -> None:
+        try:
+            if events & select.EPOLLOUT:
+                self._go_on_writing()
+            if events & ~select.EPOLLOUT:
+                self._read()
+        except OSError as error:
+            self.close(PeerLostError(f"{self.peer} was lost: {error.strerror or error}"))
+        except RemoteProtocolError as error:
+            self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {error}"))
+
+    def _go_on_writing(self) -> None:
+        if self._partial and self._writing.acquire(False):
+            try:
+                self._partial = self._send(self._partial)
+            finally:
+                self._writing.release()
+        if not self._partial:
+            self.drain()
+        if not self._partial and not self._outbox:
+            self._watched = select.EPOLLIN
+            self._watch()
+
+    def _read(self) -> None:
+        decoder = self._decoder
+        if self.reactor is not None:
+            self.reactor.warm_turns = WARM_TURNS
+        for _ in range(READS_PER_TURN):
+            destination = decoder.destination()
+            try:
+                count = self._sock.recv_into(destination)
+            except BlockingIOError:
+                return
+            if not count:
+                self.close(PeerLostError(f"{self.peer} hung up"))
+                return
+            self._bytes_received += count
+            decoder.received(count)
+            frame = decoder.next_frame()
+            while frame is not None:
+                blocks: Blocks = frame.blocks
+                for block in blocks:
+                    block.flags.writeable = False
+                self.on_message(frame.body, blocks)
+                if self.error is not None:
+                    return
+                frame = decoder.next_frame()
+            if count < len(destination):
+                return  # the socket is empty, most likely: epoll says when it is not
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def attach(self, reactor: Reactor) -> None:
+        self.reactor = reactor
+        self._watch()
+        if self._partial or self._outbox:
+            self._want_writable()
+
+    def _end(self) -> None:
+        if self.reactor is not None:
+            self.reactor.unwatch(self._sock.fileno())
+        self._sock.close()
+        self._partial = []
+
+
+class TcpListener(Listener):
+    """One listening socket."""
+
+    def __init__(self, sock: socket.socket, node: Node, slab: Slab, reactor: Reactor, accept: Accept) -> None:
+        self.address = format_address(*sock.getsockname()[:2])
+        self._node = node
+        self._slab = slab
+        self._reactor = reactor
+        self._accept = accept
+        self._door = Door(sock, node, KIND, reactor, self._greeted)
+
+    def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
+        greeting.accepted()
+        connection = TcpConnection(greeting.sock, f"tcp://{greeting.peer}", self._node, self._slab)
+        connection.peer_incarnation = greeting.peer_incarnation
+        connection.attach(self._reactor)
+        self._accept(connection)
+
+    def close(self) -> None:
+        self._door.close()
+
+
+class TcpTransport(Transport):
+    """TCP for one process: connections receive into `slab`."""
+
+    scheme = "tcp"
+
+    def __init__(self, node: Node, slab: Slab) -> None:
+        self._node = node
+        self._slab = slab
+
+    def refusal(self) -> str | None:
+        return None
+
+    def cannot_reach(self, address: str) -> str | None:
+        return None
+
+    def listen(self, address: str, reactor: Reactor, accept: Accept) -> TcpListener:
+        host, port = parse_address(address)
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        except socket.gaierror as error:
+            raise UnreachableError(f"cannot listen at {address}: {error.strerror}") from error
+        sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+            sock.listen(LISTEN_BACKLOG)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(
+                    f"cannot listen at {address}: the port is taken; choose another, or 0 for any free one"
+                ) from error
+            raise ShardError(f"cannot listen at {address}: {error.strerror}") from error
+        return TcpListener(sock, self._node, self._slab, reactor, accept)
+
+    def connect(self, address: str, timeout_s: float) -> TcpConnection:
+        host, port = parse_address(address)
+        try:
+            sock = socket.create_connection((host, port), timeout_s)
+        except TimeoutError as error:
+            raise UnreachableError(f"nobody answered at {address} within {timeout_s} s") from error
+        except (OSError, socket.gaierror) as error:
+            raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
+        try:
+            incarnation = meet(sock, address, self._node, KIND, timeout_s)
+            connection = TcpConnection(sock, f"tcp://{host}:{port}", self._node, self._slab)
+        except BaseException:
+            sock.close()
+            raise
+        connection.peer_incarnation = incarnation
+        return connection

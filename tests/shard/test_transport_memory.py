@@ -1,0 +1,84 @@
+"""The memory transport keeps the contract, and its weather is reproducible."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from shard import DEFAULT_LIMITS, MemoryTransport, Node, PeerLostError, Reactor, Slab, Transport, Weather
+from shard.transport.memory import pair
+from tests.transport_contract import Side, TransportContract
+
+
+class TestMemory(TransportContract):
+    address = "memory://here"
+
+    @staticmethod
+    def make(node: Node, slab: Slab) -> Transport:
+        return MemoryTransport(node, slab)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def delivery_times(seed: int) -> list[float]:
+    clock = Clock()
+    reactor = Reactor(clock)
+    one, two = pair(DEFAULT_LIMITS, Slab(), Weather(seed=seed, delay_s_max=1.0))
+    one.attach(reactor)
+    two.attach(reactor)
+    side = Side(two)
+    times: list[float] = []
+    side.on_each = lambda body: times.append(clock.now)
+    for number in range(20):
+        one.send(bytes([number]))
+    while len(times) < 20:
+        clock.now += 0.001
+        reactor.poll(clock.now)
+    assert side.bodies == [bytes([number]) for number in range(20)], "delayed, yet in order"
+    reactor.close()
+    return times
+
+
+def test_delays_follow_from_the_seed_and_keep_the_order() -> None:
+    assert delivery_times(1) == delivery_times(1)
+    assert delivery_times(1) != delivery_times(2)
+
+
+def test_a_cut_loses_all_that_follows_and_tells_both_sides() -> None:
+    reactor = Reactor(time.monotonic)
+    one, two = pair(DEFAULT_LIMITS, Slab(), Weather(cut_after=2))
+    one.attach(reactor)
+    two.attach(reactor)
+    left, right = Side(one), Side(two)
+    for number in range(5):
+        one.send(bytes([number]), [np.zeros(5, np.uint8)])
+    for _ in range(20):
+        reactor.poll(time.monotonic())
+    assert right.bodies == [b"\0", b"\1"]
+    assert [type(error) for error in left.ends + right.ends] == [PeerLostError, PeerLostError]
+    reactor.close()
+
+
+def test_a_clogged_peer_takes_nothing_until_it_is_unclogged() -> None:
+    reactor = Reactor(time.monotonic)
+    one, two = pair(DEFAULT_LIMITS, Slab(), Weather(clogged=True))
+    one.attach(reactor)
+    two.attach(reactor)
+    side = Side(two)
+    one.send(b"patience")
+    for _ in range(20):
+        reactor.poll(time.monotonic())
+    assert not side.messages
+    one.unclog()
+    reactor.poll(time.monotonic())
+    assert side.bodies == [b"patience"]
+    one.close()
+    reactor.poll(time.monotonic())
+    reactor.close()

@@ -1,0 +1,144 @@
+"""shm keeps the contract, and what is particular to shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+
+import numpy as np
+import pytest
+
+from shard import AuthenticationError, Node, PeerLostError, RemoteProtocolError, ShmTransport, Slab, Transport, UnreachableError
+from shard.transport.shm import ShmConnection
+from tests.transport_contract import LIMITS, Side, TransportContract, World
+
+
+class TestShm(TransportContract):
+    address = "shm://"
+
+    @staticmethod
+    def make(node: Node, slab: Slab) -> Transport:
+        return ShmTransport(node, slab)
+
+    def test_nothing_of_a_connection_has_a_name_in_dev_shm(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        one.connection.send(b"", [np.zeros(1_000_000, np.uint8)])
+        world.turn_until(lambda: two.messages)
+        assert [name for name in os.listdir("/dev/shm") if f".{os.getpid()}." in name] == []
+
+    def test_a_slab_array_is_the_very_memory_at_the_other_end(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        array = one.connection._slab.empty(100_000, np.uint8)  # type: ignore[attr-defined]
+        array[:] = 1
+        one.connection.send(b"", [array])
+        world.turn_until(lambda: two.messages)
+        array[500] = 99
+        assert two.messages[0][1][0][500] == 99
+
+    def test_a_lease_lasts_as_long_as_any_view_and_comes_back_once(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        lendings = one.connection._lendings  # type: ignore[attr-defined]
+        one.connection.send(b"", [np.arange(100_000, dtype=np.uint8)])
+        world.turn_until(lambda: two.messages)
+        _, (block,) = two.messages.pop()
+        views = [block.view(np.uint16)[7:].reshape(-1, 1), memoryview(block)[3:], np.frombuffer(block, np.uint32)[:5]]
+        del block
+        gc.collect()
+        for _ in range(3):
+            world.reactor.poll(time.monotonic())
+        assert len(lendings) == 1
+        while views:
+            assert len(lendings) == 1
+            views.pop()
+        gc.collect()
+        world.turn_until(lambda: len(lendings) == 0)
+
+    def test_a_parked_reactor_gives_leases_back_too(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+        world.turn_until(lambda: two.messages)
+        two.connection.reactor.parked = True  # type: ignore[union-attr]
+        two.messages.clear()
+        world.reactor.parked = False
+        world.reactor.park(5.0)  # returns at once: the array's end woke it
+        world.turn_until(lambda: len(one.connection._lendings) == 0)  # type: ignore[attr-defined]
+
+    def test_blocks_held_by_a_peer_that_closed_are_not_used_again_while_it_reads(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        one.connection.send(b"", [np.full(100_000, 3, np.uint8)])
+        world.turn_until(lambda: two.messages)
+        _, (kept,) = two.messages.pop()
+        two.connection.close()
+        world.turn_until(lambda: one.ends)
+        slab = one.connection._slab  # type: ignore[attr-defined]
+        assert slab.statistics().blocks_used == 1
+        other = slab.empty(100_000, np.uint8)
+        other[:] = 9
+        assert kept.min() == kept.max() == 3
+        del kept, other
+        gc.collect()
+        world.turn_until(lambda: slab.statistics().blocks_used == 0)
+
+    def test_the_death_of_the_peer_ends_the_connection_and_takes_all_leases_back(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+        world.turn_until(lambda: two.messages)
+        connection = two.connection
+        assert isinstance(connection, ShmConnection)
+        world.reactor.unwatch(connection._socket.fileno())
+        connection._socket.close()  # as the kernel does for a killed process
+        world.turn_until(lambda: one.ends)
+        assert isinstance(one.ends[0], PeerLostError)
+        assert "died or hung up" in str(one.ends[0])
+        assert one.connection._slab.statistics().blocks_used == 0  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            (b"short", 1),
+            (b"\xff" * 40, 1),
+            ((1).to_bytes(4, "little") + bytes(4) + (1 << 40).to_bytes(8, "little") + bytes(24), 1),
+            (
+                (1).to_bytes(4, "little")
+                + bytes(4)
+                + (100).to_bytes(8, "little")
+                + bytes(8)
+                + b"\1"
+                + bytes(7)
+                + b"\7"
+                + bytes(7),
+                1,
+            ),
+            ((77).to_bytes(8, "little"), 2),
+            (b"", 9),
+        ],
+    )
+    def test_a_broken_record_ends_the_connection_by_name(
+        self, world: World, sides: tuple[Side, Side], record: tuple[bytes, int]
+    ) -> None:
+        one, two = sides
+        one.connection._producer.try_write(*record)  # type: ignore[attr-defined]
+        world.turn_until(lambda: two.ends)
+        assert isinstance(two.ends[0], RemoteProtocolError)
+        assert not two.messages
+
+    def test_another_host_or_user_is_not_tried(self, world: World) -> None:
+        transport = world.transports[1]
+        host, uid, token = world.listener.address.removeprefix("shm://").split("/")
+        assert transport.cannot_reach(f"shm://other/{uid}/{token}") == "another host or network namespace"
+        assert transport.cannot_reach(f"shm://{host}/123456/{token}") == "another user (123456)"
+        with pytest.raises(UnreachableError, match="another host"):
+            transport.connect(f"shm://other/{uid}/{token}", 1.0)
+
+    def test_another_secret_is_refused(self) -> None:
+        world = World(self.make, self.address, secret=b"right")
+        wrong = ShmTransport(Node(secret=b"wrong", incarnation=2, limits=LIMITS), world.slabs[1])
+        with pytest.raises(AuthenticationError):
+            world.call(wrong)
+        assert world.accepted == []
+        world.close()

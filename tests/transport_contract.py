@@ -1,0 +1,317 @@
+"""What every transport promises (shard/transport/__init__.py), written once. A transport's test subclasses TransportContract."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shard import (
+    BackpressureError,
+    ClosedError,
+    Connection,
+    Limits,
+    LocalProtocolError,
+    Node,
+    PeerLostError,
+    Reactor,
+    ShardError,
+    Slab,
+    Transport,
+    UnreachableError,
+)
+
+PATIENCE_S = 20.0  # a test that waits longer has failed
+LIMITS = Limits(
+    body_bytes_max=1 << 20,
+    blocks_bytes_max=64 << 20,
+    blocks_max=64,
+    outbox_messages_max=512,
+    outbox_bytes_max=8 << 20,
+    ring_bytes=64 << 10,
+)
+
+
+class Side:
+    """One end of a connection in a test: what it received, and how it ended."""
+
+    def __init__(self, connection: Connection[Any]) -> None:
+        self.connection = connection
+        self.messages: list[tuple[bytes, list[NDArray[np.uint8]]]] = []
+        self.ends: list[ShardError] = []
+        self.on_each: Callable[[bytes], None] = lambda body: None
+        connection.on_message = self._take  # type: ignore[assignment]
+        connection.on_close = lambda _, error: self.ends.append(error)
+
+    def _take(self, body: memoryview, blocks: Any = ()) -> None:
+        self.messages.append((bytes(body), list(blocks)))
+        self.on_each(bytes(body))
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body for body, _ in self.messages]
+
+
+class World:
+    """A reactor turned by the test, two slabs (as of two processes), and one connection between two sides."""
+
+    def __init__(self, make: Callable[[Node, Slab], Transport], address: str, secret: bytes = b"") -> None:
+        self.reactor = Reactor(time.monotonic)
+        self.slabs = (Slab(), Slab())
+        self.accepted: list[Side] = []
+        node = Node(secret=secret, incarnation=7, limits=LIMITS)
+        self.transports = (make(node, self.slabs[0]), make(node, self.slabs[1]))
+        self.listener = self.transports[0].listen(address, self.reactor, lambda c: self.accepted.append(Side(c)))
+
+    def connect(self, transport: Transport | None = None) -> tuple[Side, Side]:
+        """(the side that called, the side that was called)."""
+        before = len(self.accepted)
+        caller = self.call(transport or self.connecting_transport())
+        caller.attach(self.reactor)
+        self.turn_until(lambda: len(self.accepted) > before)
+        return Side(caller), self.accepted[-1]
+
+    def connecting_transport(self) -> Transport:
+        """Memory knows only its own addresses; the others meet through the system."""
+        second = self.transports[1]
+        return second if second.cannot_reach(self.listener.address) is None else self.transports[0]
+
+    def call(self, transport: Transport) -> Connection[Any]:
+        """connect() blocks, so it runs in a thread while this one turns the reactor."""
+        result: list[Any] = []
+
+        def run() -> None:
+            try:
+                result.append(transport.connect(self.listener.address, 5.0))
+            except BaseException as error:
+                result.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.turn_until(lambda: bool(result))
+        thread.join()
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        connection: Connection[Any] = result[0]
+        return connection
+
+    def turn_until(self, done: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            assert time.monotonic() < deadline, "it did not come to pass"
+            if not self.reactor.poll(time.monotonic()):
+                self.reactor.park(0.01)
+
+    def close(self) -> None:
+        self.listener.close()
+        for side in self.accepted:
+            side.connection.close()
+        self.accepted.clear()
+        self.reactor.close()
+        for slab in self.slabs:
+            slab.close()
+        gc.collect()
+
+
+class TransportContract:
+    """Subclass it with `make` and `address`."""
+
+    address: str
+
+    @staticmethod
+    def make(node: Node, slab: Slab) -> Transport:
+        raise AssertionError("a subclass says how its transport is made")
+
+    @pytest.fixture
+    def world(self) -> Iterator[World]:
+        world = World(type(self).make, self.address)
+        yield world
+        world.close()
+
+    @pytest.fixture
+    def sides(self, world: World) -> Iterator[tuple[Side, Side]]:
+        one, two = world.connect()
+        yield one, two
+        one.connection.close()
+        two.connection.close()
+        one.messages.clear()
+        two.messages.clear()
+
+    def test_messages_arrive_whole_and_in_order_both_ways(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        bodies = [bytes([number % 251]) * (number * 37 % 900) for number in range(300)]
+        for body in bodies:
+            one.connection.send(body)
+            two.connection.send(body[::-1])
+        world.turn_until(lambda: len(one.messages) == len(two.messages) == 300)
+        assert two.bodies == bodies
+        assert one.bodies == [body[::-1] for body in bodies]
+
+    def test_an_answer_sent_from_the_handler_arrives(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        two.on_each = lambda body: two.connection.send(body.upper())
+        one.connection.send(b"hello")
+        world.turn_until(lambda: one.messages)
+        assert one.bodies == [b"HELLO"]
+
+    @pytest.mark.parametrize("size", [0, 1, 63, 4096, 16 << 10, (16 << 10) + 1, 300_000, 5_000_000])
+    def test_blocks_of_every_size_arrive_byte_for_byte_and_read_only(
+        self, world: World, sides: tuple[Side, Side], size: int
+    ) -> None:
+        one, two = sides
+        data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        one.connection.send(b"body", [data, np.arange(3, dtype=np.uint8)])
+        world.turn_until(lambda: two.messages)
+        body, blocks = two.messages[0]
+        assert body == b"body"
+        assert np.array_equal(blocks[0], data)
+        assert blocks[1].tolist() == [0, 1, 2]
+        assert not blocks[0].flags.writeable
+
+    def test_an_ordinary_array_may_be_changed_as_soon_as_send_returns(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        for size in (100, 100_000, 20_000_000):
+            data = np.full(size, 1, np.uint8)
+            one.connection.send(b"", [data])
+            data[:] = 2
+            world.turn_until(lambda: two.messages)
+            _, (block,) = two.messages.pop()
+            assert block.min() == block.max() == 1
+
+    def test_an_array_of_the_slab_arrives_with_its_values(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        slab = one.connection._slab  # type: ignore[attr-defined]
+        array = slab.empty(1_000_000, np.uint8)
+        array[:] = 7
+        one.connection.send(b"", [array[1000:]])
+        world.turn_until(lambda: two.messages)
+        _, (block,) = two.messages.pop()
+        assert block.nbytes == 999_000
+        assert block.min() == block.max() == 7
+
+    def test_a_received_block_outlives_the_connection(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        one.connection.send(b"", [np.full(1_000_000, 5, np.uint8)])
+        world.turn_until(lambda: two.messages)
+        _, (block,) = two.messages.pop()
+        part = block[10:20]
+        del block
+        one.connection.close()
+        world.turn_until(lambda: two.ends)
+        assert part.tolist() == [5] * 10
+
+    def test_memory_of_the_slab_comes_back_when_the_receiver_drops_its_arrays(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        for _ in range(50):
+            one.connection.send(b"", [np.zeros(1_000_000, np.uint8)])
+            world.turn_until(lambda: two.messages)
+            two.messages.clear()
+            world.reactor.poll(time.monotonic())
+        used = [slab.statistics().blocks_used for slab in world.slabs]
+        assert max(used) <= 3, "each message took a block and gave none back"
+
+    def test_large_bodies_pass(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        body = np.random.default_rng(1).bytes(1_000_000)
+        one.connection.send(body)
+        one.connection.send(body, [np.zeros(10, np.uint8)])
+        world.turn_until(lambda: len(two.messages) == 2)
+        assert two.bodies == [body, body]
+
+    def test_what_is_over_a_limit_is_refused_before_it_is_sent(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        with pytest.raises(LocalProtocolError, match="at most 1048576 allowed"):
+            one.connection.send(bytes((1 << 20) + 1))
+        with pytest.raises(LocalProtocolError, match="at most 64 allowed"):
+            one.connection.send(b"", [np.zeros(1, np.uint8)] * 65)
+        with pytest.raises(LocalProtocolError, match="bytes of arrays"):
+            one.connection.send(b"", [np.zeros(33 << 20, np.uint8)] * 2)
+        one.connection.send(b"still works")
+        world.turn_until(lambda: two.messages)
+        assert two.bodies == [b"still works"]
+
+    def test_a_peer_that_does_not_read_is_backpressure_and_nothing_is_lost(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        sent = 0
+        with pytest.raises(BackpressureError, match="reads too slowly"):
+            for number in range(200_000):
+                one.connection.send(number.to_bytes(4, "little") * 250)
+                sent += 1
+        world.turn_until(lambda: len(two.messages) == sent)
+        assert [int.from_bytes(body[:4], "little") for body in two.bodies] == list(range(sent))
+        one.connection.send(b"room again")
+        world.turn_until(lambda: two.bodies[-1] == b"room again")
+
+    def test_threads_may_send_at_the_same_time_and_each_ones_order_holds(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+
+        def send(name: int) -> None:
+            number = 0
+            while number < 200:
+                try:
+                    one.connection.send(bytes([name]) + number.to_bytes(4, "little") + bytes(500))
+                    number += 1
+                except BackpressureError:
+                    continue
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        world.turn_until(lambda: len(two.messages) == 800)
+        for thread in threads:
+            thread.join()
+        for name in range(4):
+            own = [int.from_bytes(body[1:5], "little") for body in two.bodies if body[0] == name]
+            assert own == list(range(200))
+
+    def test_closing_tells_both_sides_once_and_what_was_sent_before_still_arrives(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        one.connection.send(b"last words")
+        world.reactor.poll(time.monotonic())
+        one.connection.close()
+        one.connection.close()
+        world.turn_until(lambda: two.ends)
+        assert two.bodies == [b"last words"]
+        assert [type(error) for error in one.ends] == [ClosedError]
+        assert [type(error) for error in two.ends] == [PeerLostError]
+        with pytest.raises(ClosedError):
+            one.connection.send(b"too late")
+        with pytest.raises(PeerLostError):
+            two.connection.send(b"too late")
+
+    def test_a_handler_that_closes_sees_no_further_message(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        two.on_each = lambda body: two.connection.close()
+        for _ in range(5):
+            one.connection.send(b"x")
+        world.turn_until(lambda: two.ends and one.ends)
+        assert len(two.messages) == 1
+
+    def test_incarnations_are_exchanged(self, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        assert one.connection.peer_incarnation == two.connection.peer_incarnation == 7
+
+    def test_nobody_at_the_address_is_unreachable_at_once(self, world: World) -> None:
+        world.listener.close()
+        with pytest.raises(UnreachableError, match="nobody listens"):
+            world.call(world.connecting_transport())
+
+    def test_two_connections_do_not_mix(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        three, four = world.connect()
+        one.connection.send(b"first")
+        three.connection.send(b"second")
+        world.turn_until(lambda: two.messages and four.messages)
+        assert two.bodies == [b"first"]
+        assert four.bodies == [b"second"]
+        three.connection.close()
