@@ -1,0 +1,81 @@
+"""Calls in flight: who waits for which reply, and until when. No I/O and no clock here: `now` is handed in.
+
+    state      event                      next
+    in flight  reply or failure arrives   done      (the value, or the error it names)
+    in flight  deadline passes            done      (DeadlineExceeded); a late reply is counted and dropped
+    in flight  the connection ends        done      (MaybeExecuted)
+    in flight  cancel                     done      (Cancelled); a late reply is counted and dropped
+
+Deadlines are kept without an ordered structure: `soonest` is a lower bound of all of them. It falls when an earlier one
+comes in and is made exact when it passes, so a steady stream of calls with equal timeouts costs one look at the table
+per timeout, and nothing per call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from prpc_engine.errors import Cancelled, RpcError
+from shard import Future
+
+NEVER = float("inf")
+
+
+class Call(Future):
+    """One request that waits for its reply. result(timeout_s), done(), await; cancel() gives it up."""
+
+    def __init__(self, waiter: Any, table: CallTable, call_id: int, asked: Any, deadline: float) -> None:
+        self.waiter = waiter
+        self.table = table
+        self.call_id = call_id
+        self.asked = asked  # (method, route, when): for the texts of errors
+        self.deadline = deadline
+
+    def cancel(self) -> bool:
+        """Wait no longer; False when it was done before. The handler is not stopped."""
+        self.table.in_flight.pop(self.call_id, None)
+        return self.set_error(Cancelled(f"{self.asked[0]!r} was cancelled by its caller"))
+
+
+class CallTable:
+    """All calls in flight on one connection. Entries are made from any thread, all else happens in the reactor's.
+
+    A call is entered under next_id(), with `soonest` lowered to its deadline when that is earlier; its reply takes it out by
+    in_flight.pop(). A reply that finds none is counted in dropped_replies."""
+
+    def __init__(self) -> None:
+        self.in_flight: dict[int, Call] = {}
+        self.soonest = NEVER
+        self.dropped_replies = 0  # came after their call was done
+        self._ids = itertools.count(1)
+        self.next_id = self._ids.__next__
+
+    @property
+    def started(self) -> int:
+        """How many calls there have been."""
+        return int(self._ids.__reduce__()[1][0]) - 1  # the count's next number, without taking it
+
+    def expire(self, now: float, error_for: Callable[[Call], RpcError]) -> int:
+        """End all whose deadline has passed; how many. `soonest` is exact after it."""
+        late = []
+        soonest = NEVER
+        for call in list(self.in_flight.values()):
+            if call.deadline <= now:
+                late.append(call)
+            elif call.deadline < soonest:
+                soonest = call.deadline
+        self.soonest = soonest
+        for call in late:
+            self.in_flight.pop(call.call_id, None)
+            call.set_error(error_for(call))
+        return len(late)
+
+    def fail_all(self, error_for: Callable[[Call], RpcError]) -> int:
+        """End all: the connection is gone; how many."""
+        calls = list(self.in_flight.values())
+        self.in_flight.clear()
+        for call in calls:
+            call.set_error(error_for(call))
+        return len(calls)

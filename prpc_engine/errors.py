@@ -1,0 +1,127 @@
+"""What can go wrong with a call, sorted by who has to act.
+
+RpcError
+├── NotSent              it never left this process        → safe to send again, elsewhere
+│   ├── MasterUnreachable   no master answers there         → start one, or mend the address
+│   └── NoServer            no live server of that service  → start one, or wait longer
+├── Rejected             the server refused before running → safe to send again when mended
+│   ├── UnknownService      nobody there has that name      → mend the name
+│   ├── UnknownMethod       the service lacks that method   → mend the name
+│   ├── BadArguments        the arguments cannot be sent    → change their types (a TypeError, too)
+│   └── Backpressure        a queue's bound is reached      → slow down, or retry later
+├── MaybeExecuted        sent, then the peer was lost      → only a caller who knows the method may retry
+├── RemoteError          the handler raised                → read its traceback below the first line
+├── DeadlineExceeded     no answer in time                 → a larger timeout_s, or find what is slow (a TimeoutError, too)
+├── Cancelled            this side gave the call up
+├── Closed               this side closed the thing first  → fix the caller
+├── AuthenticationFailed the peer does not hold our secret → the same PRPC_SECRET_FILE on both sides
+├── AddressInUse         the port is taken                 → another port, or 0 for any
+└── ConfigError          a setting is not allowed          → the text names it and what is allowed
+
+ShmFull (of shard)       no room in shared memory          → the text says how much there is and what to do
+
+Every first line says what was asked, of whom, over what, after how long, and what to try.
+"""
+
+from __future__ import annotations
+
+from shard import ShmFull
+
+__all__ = [
+    "AddressInUse",
+    "AuthenticationFailed",
+    "Backpressure",
+    "BadArguments",
+    "Cancelled",
+    "Closed",
+    "ConfigError",
+    "DeadlineExceeded",
+    "MasterUnreachable",
+    "MaybeExecuted",
+    "NoServer",
+    "NotSent",
+    "Rejected",
+    "RemoteError",
+    "RpcError",
+    "ShmFull",
+    "UnknownMethod",
+    "UnknownService",
+]
+
+
+class RpcError(Exception):
+    """The root of everything this package raises on purpose."""
+
+
+class NotSent(RpcError):
+    """The request never left this process: sending it again cannot run it twice."""
+
+
+class MasterUnreachable(NotSent):
+    """No master answers at the given address."""
+
+
+class NoServer(NotSent):
+    """No live server of that service is known."""
+
+
+class Rejected(RpcError):
+    """The request was refused before its handler ran."""
+
+
+class UnknownService(Rejected):
+    """The peer does not offer the service asked for."""
+
+
+class UnknownMethod(Rejected):
+    """The service has no public method of that name."""
+
+
+class BadArguments(Rejected, TypeError):
+    """A value cannot be put into a message, or does not fit the handler."""
+
+
+class Backpressure(Rejected):
+    """A queue is full in calls or bytes."""
+
+
+class MaybeExecuted(RpcError):
+    """The request was sent and the peer was lost before it answered."""
+
+
+class RemoteError(RpcError):
+    """The handler raised.
+
+    `type_name` is the original exception's qualified type name, `remote_message` its text and
+    `remote_traceback` its traceback as text; the exception itself stays where it was raised.
+    """
+
+    def __init__(self, text: str, *, type_name: str, remote_message: str, remote_traceback: str) -> None:
+        super().__init__(text)
+        self.type_name = type_name
+        self.remote_message = remote_message
+        self.remote_traceback = remote_traceback
+
+
+class DeadlineExceeded(RpcError, TimeoutError):
+    """The answer did not come in time; the handler may still be running."""
+
+
+class Cancelled(RpcError):
+    """This side gave the call up before its answer came."""
+
+
+class Closed(RpcError):
+    """This side closed the service, client or master before the call."""
+
+
+class AuthenticationFailed(RpcError):
+    """The peer proved no knowledge of the job secret."""
+
+
+class AddressInUse(RpcError):
+    """The address to listen on is taken."""
+
+
+class ConfigError(RpcError, ValueError):
+    """A setting has a value that is not allowed."""

@@ -1,0 +1,43 @@
+"""What one node says to another: a fixed header, then an archive. No I/O here.
+
+    offset  size  field       meaning
+         0     1  kind        REQUEST, NOTIFY, REPLY, FAILURE
+         1     1  zero
+         2     2  status      FAILURE: a Status; else 0
+         4     4  target      REQUEST, NOTIFY: the number the master gave the server; else 0
+         8     8  call_id     pairs a reply with its request on this connection; 0 for NOTIFY
+        16     4  method      REQUEST, NOTIFY: CRC-32 of the method's name; else 0
+        20     4  timeout_ms  REQUEST: how long the caller waits; 0: as long as the connection lasts
+        24   ...  archive     REQUEST, NOTIFY: list of arguments; REPLY: the value; FAILURE: [type name, message, traceback]
+
+All integers little-endian. Incarnation and version belong to the connection and were checked in its handshake. A method goes by
+number because a name would cost both sides more than the rest of the header; a server whose names collide is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+
+HEADER = struct.Struct("<BxHIQII")
+assert HEADER.size == 24  # the table above
+REQUEST, NOTIFY, REPLY, FAILURE = 1, 2, 3, 4
+TIMEOUT_MS_MAX = 0xFFFFFFFF  # 49 days
+
+
+class Status(enum.IntEnum):
+    """Why there is no value. Numbers are part of the protocol."""
+
+    UNKNOWN_SERVICE = 1
+    UNKNOWN_METHOD = 2
+    BAD_ARGUMENTS = 3
+    BACKPRESSURE = 4
+    HANDLER_RAISED = 5
+    BAD_RESULT = 6  # the handler's value cannot be put into a message
+    DEADLINE = 7  # passed before the handler was done
+
+
+def method_key(name: str) -> int:
+    """A method's number on the wire."""
+    return zlib.crc32(name.encode())

@@ -1,0 +1,199 @@
+"""This process as others see it: a reactor, a slab, transports, listeners, servers, and one peer per other node.
+
+Peers are shared by all clients of the process: one connection per other node, made when it is first needed, through the first of
+our transports that reaches an address the other node offers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.config import check_exposure
+from prpc_engine.peer import Peer
+from prpc_engine.server import Server
+from shard import (
+    AddressInUseError,
+    AuthenticationError,
+    Connection,
+    Driver,
+    ForkedError,
+    Future,
+    Limits,
+    Listener,
+    MemoryTransport,
+    Reactor,
+    ShardError,
+    ShmTransport,
+    Slab,
+    TcpTransport,
+    Transport,
+)
+from shard import Node as Identity
+
+logger = logging.getLogger("prpc")
+
+
+class Node:
+    """See the file's head. Owned by a Master, an RpcService, or a shard that serves; close() by its owner."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        waiter: Driver | None,
+        slab: Slab,
+        secret: bytes,
+        limits: Limits,
+        transports: Sequence[str],
+        host: str,
+        port: int,
+    ) -> None:
+        check_exposure(host, secret)
+        self.reactor = reactor
+        self.waiter = waiter
+        self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
+        self.slab = slab
+        self.servers: dict[int, Server] = {}
+        self.on_peer_lost: Callable[[Peer], None] = _ignore
+        self.choices: dict[str, str] = {}  # address of a node -> which transport was taken, and why not the others
+        self._peers: dict[str, Peer] = {}  # by the first address of the other node
+        self._accepted: set[Peer] = set()
+        self._connecting = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits)
+        self._memory = MemoryTransport(identity, slab)
+        self._transports: list[Transport] = [self._memory]
+        self._listeners: list[Listener] = []
+        self._tcp = TcpTransport(identity, slab)
+        known: dict[str, Transport] = {"shm": ShmTransport(identity, slab), "tcp": self._tcp}
+        listen_at = {"shm": "shm://", "tcp": f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"}
+        try:
+            for name in transports:
+                transport = known[name]
+                refusal = transport.refusal()
+                if refusal is not None:
+                    logger.warning("transport %s is not used: %s", name, refusal)
+                    continue
+                self._transports.append(transport)
+                self._listeners.append(transport.listen(listen_at[name], reactor, self._accept))
+            if not self._listeners:
+                raise errors.ConfigError(f"none of the transports {list(transports)} works on this machine")
+            # In-process peers find this node under its first address.
+            self._listeners.insert(0, self._memory.listen(f"memory://{identity.incarnation:x}", reactor, self._accept))
+        except AddressInUseError as error:
+            self._close_listeners()
+            raise errors.AddressInUse(str(error)) from error
+        except ShardError as error:
+            self._close_listeners()
+            raise errors.ConfigError(str(error)) from error
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where other nodes reach this one, most preferred first."""
+        return [listener.address for listener in self._listeners]
+
+    def address(self, scheme: str) -> str:
+        """The address of one transport, without its scheme."""
+        return next(address.partition("://")[2] for address in self.addresses if address.startswith(scheme + "://"))
+
+    # -- peers ---------------------------------------------------------------------------------------------------------
+
+    def master_peer(self, address: str, timeout_s: float) -> Peer:
+        """The peer for the master at host:port; always over tcp, whatever the data goes over. Raises as peer_at()."""
+        return self._peer([f"tcp://{address}"], [self._tcp], timeout_s, "the master")
+
+    def peer_at(self, addresses: Sequence[str], timeout_s: float, asked: str) -> Peer:
+        """The peer for a node that offers `addresses`, connecting if need be. Blocks for at most `timeout_s` an address.
+
+        Raises NotSent with each transport's reason, AuthenticationFailed, Closed.
+        """
+        return self._peer(addresses, self._transports, timeout_s, asked)
+
+    def _peer(self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str) -> Peer:
+        if self._pid != os.getpid():
+            raise ForkedError(
+                f"made in process {self._pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
+            )
+        peer = self._peers.get(addresses[0])
+        if peer is not None and not peer.lost:
+            return peer
+        with self._connecting:
+            peer = self._peers.get(addresses[0])
+            if peer is not None and not peer.lost:
+                return peer
+            if self._closed:
+                raise errors.Closed(f"{asked}: this side was closed before")
+            connection = self._connect(addresses, transports, timeout_s, asked)
+            peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost)
+            self._peers[addresses[0]] = peer
+            self.reactor.call_soon(lambda: connection.attach(self.reactor))
+            return peer
+
+    def _connect(
+        self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str
+    ) -> Connection[Any]:
+        refusals: list[str] = []
+        for transport in transports:
+            address = next((one for one in addresses if one.startswith(transport.scheme + "://")), None)
+            reason = f"not offered by {addresses[-1]}" if address is None else transport.cannot_reach(address)
+            if address is not None and reason is None:
+                try:
+                    connection = transport.connect(address, timeout_s)
+                except AuthenticationError as error:
+                    raise errors.AuthenticationFailed(f"{asked} at {address}: {error}") from error
+                except ShardError as error:
+                    reason = str(error)
+                else:
+                    self.choices[addresses[-1]] = "; ".join([f"{transport.scheme} to {connection.peer}", *refusals])
+                    return connection
+            if transport is not self._memory:  # that another process is not this one goes without saying
+                refusals.append(f"{transport.scheme}: {reason}")
+        raise errors.NotSent(f"{asked} cannot be reached: " + "; ".join(refusals))
+
+    def peers(self) -> list[Peer]:
+        """All nodes we are connected to, whoever called."""
+        return [*list(self._peers.values()), *list(self._accepted)]
+
+    def _accept(self, connection: Connection[Any]) -> None:
+        peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost)
+        self._accepted.add(peer)
+
+    def _lost(self, peer: Peer) -> None:
+        self._accepted.discard(peer)
+        for address in [address for address, one in self._peers.items() if one is peer]:
+            del self._peers[address]
+        self.on_peer_lost(peer)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def close(self) -> None:
+        """Hang up on everybody. In the reactor's thread."""
+        if self._closed:
+            return
+        with self._connecting:
+            self._closed = True
+        self._close_listeners()
+        for peer in [*self._peers.values(), *self._accepted]:
+            peer.connection.close()
+        self._peers.clear()
+        self._accepted.clear()
+
+
+def _cannot_wait(future: Future, timeout_s: float | None) -> bool:
+    """In a shard nobody may block: await the future."""
+    return False
+
+
+def _ignore(peer: Peer) -> None:
+    """What happens when a peer is lost and nobody has said."""

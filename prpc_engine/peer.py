@@ -1,0 +1,271 @@
+"""One other node, as seen over one connection: our calls to it, and its calls to our servers."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prpc_engine import errors
+from prpc_engine.archive import Decoder, encode, encode_arguments
+from prpc_engine.call import NEVER, Call, CallTable
+from prpc_engine.message import FAILURE, HEADER, NOTIFY, REPLY, REQUEST, TIMEOUT_MS_MAX, Status
+from prpc_engine.server import Server
+from shard import (
+    BackpressureError,
+    ClosedError,
+    Connection,
+    LocalProtocolError,
+    PeerLostError,
+    Reactor,
+    RemoteProtocolError,
+    ShardError,
+    Traffic,
+)
+
+logger = logging.getLogger("prpc")
+HEADER_BYTES = HEADER.size
+_pack, _unpack = HEADER.pack, HEADER.unpack_from
+Blocks = Sequence[NDArray[np.uint8]]
+
+
+class Route(Protocol):
+    """Where a request goes: the server's number, and its name for texts (str)."""
+
+    target: int
+
+
+@dataclass(frozen=True)
+class PeerStatistics:
+    """One connection to another node."""
+
+    peer: str
+    transport: str
+    requests: int  # made by us
+    in_flight: int  # of those, how many wait for their reply
+    replies_dropped: int  # came after their call was done
+    outbox_messages: int  # wait for the peer to read
+    traffic: Traffic
+
+
+class Peer:
+    """See the file's head. Owned by the node; request() and notify() from any thread, the rest in the reactor's."""
+
+    def __init__(
+        self,
+        connection: Connection[Any],
+        reactor: Reactor,
+        waiter: Any,
+        servers: dict[int, Server],
+        on_lost: Callable[[Peer], None],
+    ) -> None:
+        self.connection = connection
+        self.calls = CallTable()
+        self._in_flight = self.calls.in_flight
+        self.decoder = Decoder()
+        self._decode_plain = self.decoder.decode_plain
+        self.lost = False
+        self._send = connection.send
+        self.reactor = reactor
+        self._waiter = waiter
+        self._servers = servers
+        self._on_lost = on_lost
+        connection.on_message = self._on_message
+        connection.on_close = self._on_close
+
+    def statistics(self) -> PeerStatistics:
+        """A snapshot."""
+        connection, calls = self.connection, self.calls
+        return PeerStatistics(
+            peer=connection.peer,
+            transport=connection.transport,
+            requests=calls.started,
+            in_flight=len(calls.in_flight),
+            replies_dropped=calls.dropped_replies,
+            outbox_messages=connection.outbox_messages,
+            traffic=connection.traffic(),
+        )
+
+    # -- our calls -----------------------------------------------------------------------------------------------------
+
+    def request(
+        self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None, stable: bool
+    ) -> Call:
+        """Send one request. Raises NotSent, Backpressure, BadArguments, ShmFull."""
+        body, blocks = encode_arguments(arguments)
+        calls = self.calls
+        now = monotonic()
+        if timeout_s is None:
+            deadline, wait_ms = NEVER, 0
+        else:
+            deadline, wait_ms = now + timeout_s, min(TIMEOUT_MS_MAX, int(timeout_s * 1000.0) + 1)
+        call_id = calls.next_id()
+        call = self._in_flight[call_id] = Call(self._waiter, calls, call_id, (method, route, now), deadline)
+        if deadline < calls.soonest:
+            calls.soonest = deadline
+            self.reactor.call_soon(self._arm)
+        try:
+            self._send(_pack(REQUEST, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
+        except BaseException as error:
+            calls.in_flight.pop(call_id, None)
+            if isinstance(error, ShardError):
+                raise self._not_sent(error, method, route) from error
+            raise
+        return call
+
+    def notify(self, route: Route, method: str, key: int, arguments: tuple[Any, ...]) -> None:
+        """Send one notification: no answer comes. Raises as request()."""
+        body, blocks = encode_arguments(arguments)
+        try:
+            self._send(_pack(NOTIFY, 0, route.target, 0, key, 0) + body, blocks)
+        except ShardError as error:
+            raise self._not_sent(error, method, route) from error
+
+    def _not_sent(self, error: ShardError, method: str, route: Route) -> Exception:
+        if isinstance(error, errors.ShmFull):
+            return error
+        text = f"{method!r} was not sent to {route} over {self.connection.transport}: {error}"
+        if isinstance(error, BackpressureError):
+            return errors.Backpressure(text)
+        if isinstance(error, LocalProtocolError):
+            return errors.BadArguments(text)
+        if isinstance(error, ClosedError):
+            return errors.Closed(text)
+        return errors.NotSent(text)
+
+    def _arm(self) -> None:
+        """See to it that expire() is called at `soonest`."""
+        soonest = self.calls.soonest
+        if self.connection.error is None and soonest != NEVER:
+            self.reactor.timers.call_at(soonest, self._expire)
+
+    def _expire(self) -> None:
+        now = self.reactor.clock()
+        if now < self.calls.soonest:
+            return
+        if self.calls.expire(now, lambda call: self._deadline_exceeded(call, now)):
+            self.connection.own_outbox()
+        self._arm()
+
+    def _deadline_exceeded(self, call: Call, now: float) -> errors.DeadlineExceeded:
+        return errors.DeadlineExceeded(
+            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after {now - call.asked[2]:.3f} s; the handler "
+            "may still be running: allow a larger timeout_s, or look why it is slow"
+        )
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def _on_message(self, body: memoryview, blocks: Blocks = ()) -> None:
+        try:
+            kind, status, target, call_id, key, wait_ms = _unpack(body)
+        except struct.error:
+            self.connection.close(RemoteProtocolError(f"message of {len(body)} bytes, {HEADER_BYTES} at least expected"))
+            return
+        if kind == REPLY:
+            call = self._in_flight.pop(call_id, None)
+            if call is None:
+                self.calls.dropped_replies += 1
+                return
+            try:
+                payload = body[HEADER_BYTES:]
+                call.set_result(self.decoder.decode(payload, blocks) if blocks else self._decode_plain(payload))
+            except (ValueError, RecursionError) as error:
+                call.set_error(errors.RpcError(f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: {error}"))
+        elif kind == REQUEST or kind == NOTIFY:
+            server = self._servers.get(target)
+            if server is None:
+                self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
+            else:
+                server.request(self, call_id, key, wait_ms, body[HEADER_BYTES:], blocks)
+        elif kind == FAILURE:
+            self._on_failure(status, call_id, body[HEADER_BYTES:], blocks)
+        else:
+            self.connection.close(RemoteProtocolError(f"message of unknown kind {kind}"))
+
+    def reply(self, call_id: int, value: Any) -> bool:
+        """Answer with a value; False when it cannot be sent, which the caller is told."""
+        try:
+            body, blocks = encode(value)
+            self._send(_pack(REPLY, 0, 0, call_id, 0, 0) + body, blocks)
+        except PeerLostError:
+            return True  # who asked is gone, and knows that it may have run
+        except (ShardError, errors.BadArguments) as error:
+            self.fail(call_id, Status.BAD_RESULT, type(error).__qualname__, str(error), "")
+            return False
+        return True
+
+    def fail(self, call_id: int, status: Status, name: str, text: str, more: str) -> None:
+        """Answer that there is no value, and why. For a notification: log it."""
+        if not call_id:
+            logger.warning("a notification from %s failed: %s %s: %s", self.connection.peer, status.name, name, text)
+            return
+        body, _ = encode([name, text, more])
+        try:
+            self._send(_pack(FAILURE, status, 0, call_id, 0, 0) + body)
+        except ShardError as error:
+            logger.warning("%s was not told of a failure (%s): %s", self.connection.peer, status.name, error)
+
+    def _on_failure(self, status: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
+        call = self._in_flight.pop(call_id, None)
+        if call is None:
+            self.calls.dropped_replies += 1
+            return
+        try:
+            name, text, more = self.decoder.decode(body, blocks)
+            reason = Status(status)
+        except ValueError as error:
+            call.set_error(errors.RpcError(f"the failure of {call.asked[0]!r} at {call.asked[1]} cannot be read: {error}"))
+            return
+        call.set_error(self._failure(call, reason, name, text, more))
+
+    def _failure(self, call: Call, status: Status, name: str, text: str, more: str) -> errors.RpcError:
+        method, route, _ = call.asked
+        where = f"{route} at {self.connection.peer}"
+        if status == Status.HANDLER_RAISED:
+            return errors.RemoteError(
+                f"{method!r} of {where} raised {name}: {text}\n\n{more}",
+                type_name=name,
+                remote_message=text,
+                remote_traceback=more,
+            )
+        if status == Status.UNKNOWN_METHOD:
+            return errors.UnknownMethod(f"{where} has no method {method!r}; it has: {more}")
+        if status == Status.UNKNOWN_SERVICE:
+            return errors.UnknownService(f"{where} does not serve that any more ({method!r} was asked): create the client again")
+        if status == Status.BAD_ARGUMENTS:
+            return errors.BadArguments(
+                f"{method!r} of {where} refused its arguments: {text}" + (f"; it is {more}" if more else "")
+            )
+        if status == Status.BACKPRESSURE:
+            return errors.Backpressure(f"{method!r} of {where} was refused: {text}; slow down, or retry later")
+        if status == Status.DEADLINE:
+            return errors.DeadlineExceeded(f"{method!r} of {where} was cut there: {text}")
+        return errors.RemoteError(
+            f"{method!r} of {where} returned what cannot be sent: {text}",
+            type_name=name,
+            remote_message=text,
+            remote_traceback="",
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _on_close(self, connection: Connection[Any], error: ShardError) -> None:
+        def lost(call: Call) -> errors.RpcError:
+            method, client, started = call.asked
+            if isinstance(error, ClosedError):
+                return errors.Closed(f"this side closed the connection while {method!r} of {client} was in flight")
+            after = self.reactor.clock() - started
+            return errors.MaybeExecuted(
+                f"{method!r} was sent to {client}, and the peer was lost {after:.3f} s later ({error}): it may have run; retry it only "
+                "if running it twice is harmless"
+            )
+
+        self.lost = True
+        self.calls.fail_all(lost)
+        self._on_lost(self)

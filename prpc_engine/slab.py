@@ -1,0 +1,44 @@
+"""The slab of this process: where empty() makes arrays, and where ordinary ones are copied to when they are sent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from prpc_engine.config import slab_bytes_max
+from shard import Slab
+
+_making = threading.Lock()
+_slab: Slab | None = None
+_pid = 0
+
+
+def default_slab() -> Slab:
+    """One for all services of the process; PRPC_SLAB_BYTES_MAX bounds it. A process made by fork() gets its own."""
+    global _slab, _pid
+    with _making:
+        if _slab is None or _pid != os.getpid():
+            _slab = Slab(slab_bytes_max())
+            _pid = os.getpid()
+        return _slab
+
+
+def use_slab(slab: Slab) -> None:
+    """In a shard: empty() and its node share the shard's own slab."""
+    global _slab, _pid
+    with _making:
+        _slab, _pid = slab, os.getpid()
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """An uninitialised array in shared memory, C-ordered and 64-byte aligned: sending it to a process on this host costs
+    the same whatever its size.
+
+    What is sent is the memory itself, so what you write into the array after sending it is what the receiver may see. Ordinary
+    arrays are copied when they are sent. Raises ShmFull, and TypeError for dtypes that hold Python objects.
+    """
+    return default_slab().empty(shape, dtype)
