@@ -1,0 +1,97 @@
+"""The service in one process: no transport, no threads; a call runs in its caller, when it is submitted.
+
+It keeps the contract of prpc_engine.RpcService as far as key-value tables use it: arguments arrive read-only, results
+are the caller's, what a handler raises arrives as RemoteError. For trying out and testing what trains on a KVWorker.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+
+from prpc_engine.errors import NoServer, RemoteError
+
+
+class LocalFuture:
+    """The outcome of a call that has run."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._error: RemoteError | None = None
+        try:
+            self._value = _received(call())
+        except Exception as error:
+            name = f"{type(error).__module__}.{type(error).__qualname__}"
+            self._error = RemoteError(
+                f"the handler raised {name}: {error}", type_name=name, remote_message=str(error), remote_traceback=""
+            )
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """What the call returned, or RemoteError."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from ()
+        return self.result()
+
+
+class LocalService:
+    """`servers`: the objects offered under each name. `calls`: what was sent, (server id, method, args, timeout_s)."""
+
+    def __init__(self, shards: int = 0) -> None:
+        self.shards = shards
+        self.servers: dict[str, list[object]] = {}
+        self.calls: list[tuple[int, str, tuple[Any, ...], float]] = []
+
+    def create_server(self, name: str, obj: object, *, sharded: bool = False) -> object:
+        """Offer obj, or with `sharded` what the factory obj makes for each shard."""
+        if sharded:
+            assert callable(obj)
+            self.servers.setdefault(name, []).extend(obj() for _ in range(self.shards))
+        else:
+            self.servers.setdefault(name, []).append(obj)
+        return obj
+
+    def create_client(self, name: str, *, expected_servers: int = 1, timeout_s: float = 10.0) -> LocalClient:
+        """A client of the servers there are; NoServer when they are too few, as none can come while we wait."""
+        servers = self.servers.get(name, [])
+        if len(servers) < expected_servers:
+            raise NoServer(f"{len(servers)} of {expected_servers} servers of {name!r} after {timeout_s} s")
+        return LocalClient(self, servers)
+
+
+class LocalClient:
+    """Calls the servers' methods."""
+
+    FIRST_ID = 11  # ids are names, not positions: nobody may count on 0
+
+    def __init__(self, service: LocalService, servers: list[object]) -> None:
+        self._service = service
+        self._servers = {self.FIRST_ID + i: server for i, server in enumerate(servers)}
+
+    @property
+    def server_ids(self) -> tuple[int, ...]:
+        """Ascending."""
+        return tuple(sorted(self._servers))
+
+    def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float = 30.0) -> LocalFuture:
+        """Run the method now."""
+        self._service.calls.append((server_id, method, args, timeout_s))
+        handler = getattr(self._servers[server_id], method)
+        return LocalFuture(lambda: handler(*(_received(arg) for arg in args)))
+
+
+def _received(value: Any) -> Any:
+    """A copy, as of something that came over a wire."""
+    value = copy.deepcopy(value)
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    return value

@@ -1,0 +1,123 @@
+"""The server side of the key-value service: `KVShard` holds tables, `KVServer` puts it where it runs.
+
+With shards, each shard process holds a KVShard of its own and is a server of the service by itself; inline, there is
+one in the application's process. To a worker both are just servers, and a partition is one of them.
+
+What is asked arrives as plain scalars, strings, dicts and read-only arrays; what is returned is the caller's to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from prpc_engine.errors import BadArguments, ConfigError
+from prpc_engine.kv.table import DenseTable, SparseTable
+from prpc_engine.kv.table_spec import TableSpec, from_dict
+
+Keys = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+class ServingService(Protocol):
+    """What is used of prpc_engine.RpcService."""
+
+    @property
+    def shards(self) -> int:
+        """Shard processes of this service; 0 is inline."""
+
+    def create_server(self, name: str, obj: object, /, *, sharded: bool = False) -> Any:
+        """Expose obj's public methods; sharded: obj is a factory, called once in every shard."""
+
+
+class KVServer:
+    """Offers key-value tables under `name`. The service owns what this makes, and closes it."""
+
+    def __init__(self, service: ServingService, name: str = "kv") -> None:
+        self.name = name
+        factory: Callable[[], KVShard] = KVShard
+        if service.shards > 0:
+            self.server = service.create_server(name, factory, sharded=True)
+        else:
+            self.server = service.create_server(name, factory())
+
+
+class KVShard:
+    """The tables of one partition. Its public methods are the protocol; calls come one at a time.
+
+    Raises ConfigError for a bad or conflicting spec, BadArguments for an unknown table, or arrays that do not fit.
+    """
+
+    def __init__(self) -> None:
+        self._specs: dict[str, TableSpec] = {}
+        self._sparse: dict[str, SparseTable] = {}
+        self._dense: dict[str, DenseTable] = {}
+
+    def create_table(self, spec: dict[str, Any]) -> bool:
+        """Make the table that `spec` (TableSpec.to_dict()) describes: True when it is new, False when it is there.
+
+        ConfigError when another table has its name: a table is never changed or replaced under its users.
+        """
+        wanted = from_dict(spec)
+        present = self._specs.get(wanted.table)
+        if present is not None:
+            if present != wanted:
+                raise ConfigError(
+                    f"table {wanted.table!r} is there with another spec: asked for {wanted.to_dict()}, "
+                    f"there is {present.to_dict()}; every worker must use the same spec and expected_servers"
+                )
+            return False
+        table = wanted.make()
+        if isinstance(table, SparseTable):
+            self._sparse[wanted.table] = table
+        else:
+            self._dense[wanted.table] = table
+        self._specs[wanted.table] = wanted
+        return True
+
+    def pull(self, table: str, keys: Keys) -> Floats:
+        """Rows of a sparse table: int64[n] -> float32[n, dim]."""
+        return self._sparse_table(table).pull(keys)
+
+    def push(self, table: str, keys: Keys, grads: Floats) -> None:
+        """Apply gradients, int64[n] and float32[n, dim], to a sparse table."""
+        self._sparse_table(table).push(keys, grads)
+
+    def push_pull(self, table: str, keys: Keys, grads: Floats) -> Floats:
+        """push(), then the new rows."""
+        return self._sparse_table(table).push_pull(keys, grads)
+
+    def pull_dense(self, table: str) -> Floats:
+        """The whole local slice of a dense tensor."""
+        return self._dense_table(table).pull()
+
+    def push_dense(self, table: str, grads: Floats) -> None:
+        """Apply a gradient of the local slice's shape."""
+        self._dense_table(table).push(grads)
+
+    def push_pull_dense(self, table: str, grads: Floats) -> Floats:
+        """push_dense(), then the new slice."""
+        return self._dense_table(table).push_pull(grads)
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """{table: the fields of its TableStatistics}: a plain dict, as it goes over the wire."""
+        return {name: asdict(table.statistics()) for name, table in (self._sparse | self._dense).items()}
+
+    def _sparse_table(self, name: str) -> SparseTable:
+        table = self._sparse.get(name)
+        if table is None:
+            raise BadArguments(self._absent("sparse", name, list(self._sparse)))
+        return table
+
+    def _dense_table(self, name: str) -> DenseTable:
+        table = self._dense.get(name)
+        if table is None:
+            raise BadArguments(self._absent("dense", name, list(self._dense)))
+        return table
+
+    def _absent(self, kind: str, name: str, there: list[str]) -> str:
+        return f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first"

@@ -1,0 +1,115 @@
+"""What a table is: agreed between all workers and servers, sent as a plain dict, compared as a whole.
+
+Every server is told, with the table, which partition of how many it is. So two workers who count the servers
+differently (one came before the last server did) are found out at create_table, and not by a model that does not learn.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from prpc_engine.errors import ConfigError
+from prpc_engine.kv import initializer, optimizer
+from prpc_engine.kv.initializer import Initializer
+from prpc_engine.kv.optimizer import Optimizer
+from prpc_engine.kv.partition import PARTITIONS_MAX
+from prpc_engine.kv.spec import build, checked_count
+from prpc_engine.kv.table import DenseTable, SparseTable
+
+DIM_MAX = 65536  # columns of a sparse row: 256 KiB a key; wider things are dense tensors
+ELEMENTS_MAX = 2**40  # of a dense tensor: 4 TiB; a bound on what one request may make a server allocate
+TABLE_NAME_BYTES_MAX = 255
+
+
+@dataclass(frozen=True)
+class TableSpec(ABC):
+    """One partition of a named table. Raises ConfigError when a value is not allowed."""
+
+    kind: ClassVar[str]
+    table: str
+    partition: int
+    partitions: int
+    optimizer: Optimizer
+    initializer: Initializer
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, str) or not 1 <= len(self.table.encode()) <= TABLE_NAME_BYTES_MAX:
+            raise ConfigError(f"table name {self.table!r}: 1 to {TABLE_NAME_BYTES_MAX} bytes of text are allowed")
+        checked_count(f"table {self.table!r}: partitions", self.partitions, at_least=1, at_most=PARTITIONS_MAX)
+        checked_count(f"table {self.table!r}: partition", self.partition, at_least=0, at_most=self.partitions - 1)
+        for field, from_spec in (("optimizer", optimizer.from_spec), ("initializer", initializer.from_spec)):
+            try:
+                object.__setattr__(self, field, from_spec(getattr(self, field)))
+            except ConfigError as error:
+                raise ConfigError(f"table {self.table!r}: {error}") from error
+
+    @abstractmethod
+    def make(self) -> DenseTable | SparseTable:
+        """A new table of this kind."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Scalars, strings, lists and dicts only; from_dict() makes an equal spec."""
+        plain = {"name": self.kind, **self.__dict__}
+        return plain | {"optimizer": self.optimizer.to_spec(), "initializer": self.initializer.to_spec()}
+
+
+@dataclass(frozen=True)
+class SparseSpec(TableSpec):
+    """int64 key -> float32[dim]."""
+
+    kind = "sparse"
+    dim: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_count(f"table {self.table!r}: dim", self.dim, at_least=1, at_most=DIM_MAX)
+        self.initializer.check_width(self.dim)
+
+    def make(self) -> SparseTable:
+        return SparseTable(self.dim, self.optimizer, self.initializer)
+
+
+@dataclass(frozen=True)
+class DenseSpec(TableSpec):
+    """Rows [begin, end) of a float32 tensor of `shape`; a tensor without axes counts as one row."""
+
+    kind = "dense"
+    shape: Sequence[int]
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.shape, Sequence) or isinstance(self.shape, str):
+            raise ConfigError(f"table {self.table!r}: shape is {self.shape!r}; a tuple of whole numbers is allowed")
+        for extent in self.shape:
+            checked_count(f"table {self.table!r}: an extent of its shape", extent, at_least=1, at_most=ELEMENTS_MAX)
+        if math.prod(self.shape) > ELEMENTS_MAX:
+            raise ConfigError(f"table {self.table!r}: {math.prod(self.shape)} elements, {ELEMENTS_MAX} are allowed")
+        object.__setattr__(self, "shape", tuple(self.shape))
+        checked_count(f"table {self.table!r}: end", self.end, at_least=0, at_most=self.rows)
+        checked_count(f"table {self.table!r}: begin", self.begin, at_least=0, at_most=self.end)
+        self.initializer.check_width(1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole tensor."""
+        return self.shape[0] if self.shape else 1
+
+    def make(self) -> DenseTable:
+        return DenseTable((self.end - self.begin, *self.shape[1:]), self.optimizer, self.initializer, self.begin)
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"shape": list(self.shape)}
+
+
+TABLES: dict[str, type[TableSpec]] = {"sparse": SparseSpec, "dense": DenseSpec}
+
+
+def from_dict(spec: object) -> TableSpec:
+    """The inverse of to_dict(); ConfigError says what is wrong and what is allowed."""
+    return build("table", TABLES, spec)

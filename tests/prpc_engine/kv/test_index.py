@@ -1,0 +1,76 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prpc_engine.kv.index import CAPACITY_MIN, LOAD_MAX, KeyIndex
+
+INT64 = np.iinfo(np.int64)
+key = st.one_of(st.integers(-5, 5), st.integers(INT64.min, INT64.max))
+batch = st.lists(key, max_size=60).map(lambda keys: np.array(keys, np.int64))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.booleans(), batch), max_size=12))
+def test_it_behaves_as_a_dict_that_numbers_its_keys(steps: list[tuple[bool, np.ndarray]]) -> None:
+    index, model = KeyIndex(), dict[int, int]()
+    for insert, keys in steps:
+        if insert:
+            for each in sorted(set(keys.tolist()) - model.keys()):
+                model[each] = len(model)
+            rows = index.lookup_or_insert(keys)
+        else:
+            rows = index.lookup(keys)
+        assert rows.tolist() == [model.get(each, -1) for each in keys.tolist()]
+        assert len(index) == len(model)
+    assert index.keys().tolist() == list(model)
+
+
+def test_a_key_that_comes_twice_in_a_batch_gets_one_row() -> None:
+    index = KeyIndex()
+    assert index.lookup_or_insert(np.array([7, 3, 7, 7, 3])).tolist() == [1, 0, 1, 1, 0]
+    assert len(index) == 2
+
+
+def test_zero_is_a_key_like_any_other_although_free_slots_hold_it() -> None:
+    index = KeyIndex()
+    assert index.lookup(np.array([0])).tolist() == [-1]
+    assert index.lookup_or_insert(np.array([5, 0])).tolist() == [1, 0]
+    assert index.lookup(np.array([0, 5, 1])).tolist() == [0, 1, -1]
+
+
+def test_rows_stay_while_the_table_grows_and_the_load_stays_bounded() -> None:
+    index = KeyIndex()
+    keys = np.random.default_rng(3).permutation(100_000) * 4096 - 7
+    rows = np.concatenate([index.lookup_or_insert(part) for part in np.array_split(keys, 37)])
+    assert index.capacity > CAPACITY_MIN
+    assert len(index) == 100_000 <= LOAD_MAX * index.capacity
+    assert index.capacity <= 4 * len(index)
+    np.testing.assert_array_equal(index.lookup(keys), rows)
+    np.testing.assert_array_equal(np.sort(rows), np.arange(100_000))
+    assert (index.lookup(keys + 1) == -1).all()
+
+
+def test_asking_for_present_keys_never_grows_it() -> None:
+    index = KeyIndex()
+    index.lookup_or_insert(np.arange(10))
+    index.lookup_or_insert(np.tile(np.arange(10), 10_000))
+    assert index.capacity == CAPACITY_MIN
+
+
+def test_keys_that_share_their_slots_all_find_their_own() -> None:
+    """The keys whose mixed value begins with the same bits: all start at one slot and have to walk."""
+    from prpc_engine.kv.mix import mix64
+
+    candidates = np.arange(400_000)
+    crowd = candidates[mix64(candidates) >> np.uint64(54) == 123]  # of 1024 slots all want number 123
+    assert 300 < len(crowd) < 500
+    index = KeyIndex()
+    rows = index.lookup_or_insert(crowd)
+    assert rows.tolist() == list(range(len(crowd)))
+    assert index.lookup(crowd).tolist() == rows.tolist()
+
+
+def test_an_empty_batch_is_no_trouble() -> None:
+    index = KeyIndex()
+    assert index.lookup(np.array([], np.int64)).tolist() == []
+    assert index.lookup_or_insert(np.array([], np.int64)).tolist() == []
