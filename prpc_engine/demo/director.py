@@ -1,0 +1,271 @@
+"""The demo itself: start a cluster on this machine, train, watch, and hold the result against one process with plain numpy.
+
+    master, director    this process: the master, the progress, the live AUC, and in the end the baseline
+    server 0..          tables, in the process or in its shards
+    worker 0..          each trains its share of the batches
+
+A worker that dies is said, and the others go on. A server that dies takes its tables with it: that ends the demo with
+ServerLost.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from prpc_engine.demo.baseline import BaselineReport, train_baseline, trivial_auc
+from prpc_engine.demo.cluster import Cluster, Role
+from prpc_engine.demo.data import Flights, load_flights
+from prpc_engine.demo.model import Batch, prepare
+from prpc_engine.demo.roles import DIRECTOR, START_TIMEOUT_S, Job, run_server, run_worker
+from prpc_engine.demo.settings import Settings
+from prpc_engine.demo.training import create_tables, evaluate
+from prpc_engine.errors import RpcError
+from prpc_engine.kv import KVWorker
+from prpc_engine.master import Master
+from prpc_engine.service import RpcService
+from shard import Future
+
+EVALUATE_EVERY_S = 0.5  # the live AUC costs the servers some 10 ms each time
+LOOK_EVERY_S = 0.05  # at processes that may have died
+AUC_TOLERANCE = 0.005  # asynchronous workers against the baseline
+
+
+class DemoError(RpcError):
+    """The demo cannot go on."""
+
+
+class ServerLost(DemoError):
+    """A server process ended while its tables were needed."""
+
+
+class AllWorkersLost(DemoError):
+    """No worker is left to train."""
+
+
+@dataclass
+class State:
+    """What the screen shows while it runs."""
+
+    phase: str = "loading the flights"
+    examples: int = 0
+    examples_total: int = 0
+    loss: float = float("nan")
+    auc: float = float("nan")
+    started: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came out. Rates are per second, times in seconds, latencies in microseconds."""
+
+    auc: float
+    auc_baseline: float
+    auc_trivial: float
+    auc_tolerance: float
+    workers_lost: int
+    examples: int
+    train_s: float
+    examples_per_s: float
+    baseline_examples_per_s: float
+    messages_per_s: float
+    megabytes_per_s: float
+    call_us: dict[str, float]  # p50, p99, p99.9
+    spent: dict[str, float]  # share of the workers' time, by what it was spent on
+    test_examples: int
+    rows_dropped: int
+    settings: dict[str, Any]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the cluster learned what one process learns."""
+        return abs(self.auc - self.auc_baseline) <= self.auc_tolerance
+
+
+class _Desk:
+    """What the workers call."""
+
+    def __init__(self, state: State, workers: int) -> None:
+        self._state = state
+        self._missing = set(range(workers))
+        self._all_ready = Future()
+        self.finished_workers: dict[int, dict[str, Any]] = {}
+        self.failures: dict[int, str] = {}
+
+    async def ready(self, worker: int) -> bool:
+        """Answered once every worker is ready, or was lost."""
+        self.arrived(worker)
+        await self._all_ready
+        return True
+
+    def arrived(self, worker: int) -> None:
+        """Wait for it no longer."""
+        self._missing.discard(worker)
+        if not self._missing and self._all_ready.set_result(None):
+            self._state.phase = "training"
+            self._state.started = time.monotonic()
+
+    def progress(self, worker: int, examples: int, loss: float) -> None:
+        """So many more examples, with that mean loss."""
+        self._state.examples += examples
+        self._state.loss = loss
+
+    def finished(self, worker: int, examples: int, summary: dict[str, Any]) -> None:
+        """Its last examples, and what it has to say about the whole."""
+        self._state.examples += examples
+        self.finished_workers[worker] = summary
+
+    def failed(self, worker: int, reason: str) -> None:
+        """It gives up."""
+        self.failures[worker] = reason
+
+
+def run_demo(
+    servers: int, workers: int, shards: int, polling: bool, settings: Settings, show: Callable[[State], None]
+) -> Report:
+    """Run it; show(state) is called some twenty times a second. Raises DemoError and the errors of prpc_engine."""
+    state = State()
+    show(state)
+    flights = load_flights()
+    state.examples_total = len(flights.train) * settings.epochs
+    secret = secrets.token_hex(16)
+    with Master("127.0.0.1:0", secret=secret) as master, Cluster() as cluster:
+        job = Job(master.address, servers, shards, workers, polling, secret, settings)
+        state.phase = f"starting {servers} servers and {workers} workers"
+        show(state)
+        with RpcService(master.address, secret=secret) as service:
+            desk = _Desk(state, workers)
+            service.create_server(
+                DIRECTOR, {name: getattr(desk, name) for name in ("ready", "progress", "finished", "failed")}
+            )
+            server_roles = [cluster.start(f"server {index}", run_server, job, index) for index in range(servers)]
+            worker_roles = [cluster.start(f"worker {index}", run_worker, job, index) for index in range(workers)]
+            direct = _Direction(service, job, flights, state, desk, server_roles, worker_roles, show)
+            auc = direct.run()
+    state.phase = "training the baseline in one process"
+    return _report(auc, flights, settings, desk, workers, train_baseline(flights, settings, lambda: show(state)), job)
+
+
+class _Direction:
+    """Watching one run from start to end."""
+
+    def __init__(
+        self,
+        service: RpcService,
+        job: Job,
+        flights: Flights,
+        state: State,
+        desk: _Desk,
+        servers: list[Role],
+        workers: list[Role],
+        show: Callable[[State], None],
+    ) -> None:
+        self._service = service
+        self._job = job
+        self._flights = flights
+        self._state = state
+        self._desk = desk
+        self._servers = servers
+        self._workers = workers
+        self._lost: set[int] = set()
+        self._show = show
+
+    def run(self) -> float:
+        """Until every worker finished or was lost; the test AUC then."""
+        kv = self._connect()
+        test = prepare(self._flights.test, self._flights.vocabulary)
+        next_evaluation = time.monotonic() + EVALUATE_EVERY_S
+        while len(self._desk.finished_workers) + len(self._lost) < self._job.workers:
+            self._service.serve_forever(timeout_s=LOOK_EVERY_S)
+            self._look()
+            if self._state.phase == "training" and time.monotonic() >= next_evaluation:
+                self._state.auc = self._evaluate(kv, test)
+                next_evaluation = time.monotonic() + EVALUATE_EVERY_S
+            self._show(self._state)
+        if len(self._lost) == self._job.workers:
+            raise AllWorkersLost("all workers were lost: " + "; ".join(self._state.notes))
+        self._state.auc = self._evaluate(kv, test)
+        self._show(self._state)
+        return self._state.auc
+
+    def _connect(self) -> KVWorker:
+        """As soon as all servers are there; a look at the processes between tries."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            self._look()
+            self._show(self._state)
+            try:
+                kv = KVWorker(self._service, expected_servers=self._job.partitions, timeout_s=LOOK_EVERY_S)
+            except RpcError:
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            create_tables(kv, self._job.settings)
+            return kv
+
+    def _evaluate(self, kv: KVWorker, test: Batch) -> float:
+        try:
+            return evaluate(kv, test).auc
+        except RpcError:
+            self._look()  # a lost server is the better explanation
+            raise
+
+    def _look(self) -> None:
+        """At the processes: raise for a lost server, note a lost worker."""
+        for role in self._servers:
+            if role.process.exitcode is not None:
+                raise ServerLost(
+                    f"{role.death} after {self._state.examples:,} of {self._state.examples_total:,} examples, and its tables with "
+                    "it: run `prpc demo` again (recovery from checkpoints comes with a later version)"
+                )
+        for index, role in enumerate(self._workers):
+            if index in self._lost or index in self._desk.finished_workers:
+                continue
+            if role.process.exitcode is not None:
+                self._lost.add(index)
+                self._desk.arrived(index)
+                reason = self._desk.failures.get(index)
+                self._state.notes.append(role.death + (f": {reason}" if reason else "") + "; the others go on")
+
+
+def _report(
+    auc: float, flights: Flights, settings: Settings, desk: _Desk, workers: int, baseline: BaselineReport, job: Job
+) -> Report:
+    done = list(desk.finished_workers.values())
+    seconds = max(summary["seconds"] for summary in done)
+    examples = sum(summary["examples"] for summary in done)
+    latencies = np.concatenate([summary["latencies_us"] for summary in done])
+    spent = {name: sum(summary["spent_s"][name] for summary in done) for name in done[0]["spent_s"]}
+    worked = sum(summary["seconds"] for summary in done)
+    return Report(
+        auc=auc,
+        auc_baseline=baseline.auc,
+        auc_trivial=trivial_auc(flights),
+        auc_tolerance=AUC_TOLERANCE,
+        workers_lost=workers - len(done),
+        examples=examples,
+        train_s=seconds,
+        examples_per_s=examples / seconds,
+        baseline_examples_per_s=baseline.examples_per_s,
+        messages_per_s=sum(summary["messages"] for summary in done) / seconds,
+        megabytes_per_s=sum(summary["bytes"] for summary in done) / seconds / 1e6,
+        call_us={name: float(np.percentile(latencies, q)) for name, q in (("p50", 50), ("p99", 99), ("p99.9", 99.9))},
+        spent={name: value / worked for name, value in spent.items()},
+        test_examples=len(flights.test),
+        rows_dropped=flights.rows_dropped,
+        settings={
+            "servers": job.servers,
+            "workers": job.workers,
+            "shards": job.shards,
+            "polling": job.polling,
+            "epochs": settings.epochs,
+            "batch_examples": settings.batch_examples,
+            "embedding_dim": settings.embedding_dim,
+        },
+    )
