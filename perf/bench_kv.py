@@ -1,0 +1,240 @@
+"""Push and pull between one worker and one server process, inline on both sides, polling.
+
+Expected, beside the same table called in this process with no message at all:
+    64 keys x 16, pull or push    a call (6 us over shm, 14 over tcp), key arrays wrapped on both sides, the table's
+                                  lookup of 64 keys (some 20 us with numpy): 40 us. With 16 under way the two processes
+                                  overlap: the slower one's work, 25 us.
+    10,000 keys x 16              640 kB of rows, 80 kB of keys: the table's work, 0.5 ms or more, outweighs the
+                                  transport, some 0.1 ms for the copies. Over tcp, 0.3 ms more.
+    dense 4 MB                    pull: a copy by the table, sent by reference: 0.5 ms. push: one copy to send, one pass
+                                  of the optimizer: 1.5 ms. push_pull: both.
+
+    python -m perf.bench_kv [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import prpc_engine
+from perf.child import STOP_LOOK_S, Announce, StopRequest
+from perf.harness import Candidate, Place, Result, compare
+from perf.peers.face import WAIT_S_MAX
+from perf.peers.prpc import only_core, serve_master
+from perf.targets import Target
+from perf.timing import FULL, TINY, Effort, Sample, time_each
+from prpc_engine.kv import Constant, KVServer, KVShard, KVWorker, Sgd
+from prpc_engine.kv.table_spec import DenseSpec, SparseSpec
+
+NAME = "kv"
+TABLE = "t"
+KEYS_IN_TABLE = 200_000  # of which each operation takes others: as many rows as do not fit into the second-level cache
+KEY_SETS = 8
+LEARNING_RATE = 1.0  # with gradients of 1, each push lowers a value by exactly 1
+WINDOW_FIRST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """`verb` for `keys` random keys of rows float32[dim]; `window` > 1: so many under way."""
+
+    verb: str
+    keys: int
+    dim: int
+    window: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Keys, and rows once or twice."""
+        return self.keys * 8 + self.keys * self.dim * 4 * (2 if self.verb == "push_pull" else 1)
+
+    def __str__(self) -> str:
+        under_way = f", {self.window} in flight" if self.window > 1 else ""
+        return f"{self.verb}, {self.keys} keys x {self.dim}{under_way}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """`verb` for a tensor float32[rows, 1000]."""
+
+    verb: str
+    rows: int
+    window: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        """The tensor, once or twice."""
+        return self.rows * 4000 * (2 if self.verb == "push_pull" else 1)
+
+    def __str__(self) -> str:
+        return f"{self.verb}, dense {self.rows * 4000 / 1e6:g} MB"
+
+
+Case = Sparse | Dense
+CASES: list[Case] = [
+    Sparse("pull", 64, 16),
+    Sparse("pull", 64, 16, window=16),
+    Sparse("push", 64, 16),
+    Sparse("pull", 10_000, 16),
+    Sparse("push", 10_000, 16),
+    Sparse("push_pull", 10_000, 16),
+    Dense("pull", 1000),
+    Dense("push", 1000),
+    Dense("push_pull", 1000),
+]
+TARGETS: list[Target] = []  # none are set yet
+
+
+def run(
+    case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True
+) -> list[Result]:
+    """Measure one case over each transport, and with no transport."""
+    candidates = [
+        Candidate("prpc kv, shm", "ours", partial(measure, case=case, transport="shm")),
+        Candidate("prpc kv, tcp", "ours", partial(measure, case=case, transport="tcp")),
+        Candidate("the table alone", "limit", partial(measure_table, case=case)),
+    ]
+    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+
+
+def serve(announce: Announce, master: str, transport: str) -> None:
+    """A key-value server, until SIGTERM."""
+    stop = StopRequest()
+    with prpc_engine.RpcService(master=master, polling=True, transports=[transport], pin=only_core()) as service:
+        KVServer(service)
+        announce(service.rank)
+        while not stop.asked:
+            service.serve_forever(timeout_s=STOP_LOOK_S)
+
+
+def measure(place: Place, effort: Effort, case: Case, transport: str) -> Sample:
+    """Time each verb, or with a window the rate of its submit_ form; then look at what the pushes came to."""
+    with (
+        place.serve_aside(serve_master) as (_, master),
+        place.serve(serve, master, transport),
+        prpc_engine.RpcService(master=master, polling=True, transports=[transport], pin=only_core()) as service,
+    ):
+        worker: Any = KVWorker(service, timeout_s=WAIT_S_MAX)
+        optimizer = Sgd(learning_rate=LEARNING_RATE)
+        if isinstance(case, Sparse):
+            worker.create_sparse(TABLE, case.dim, optimizer)
+        else:
+            worker.create_dense(TABLE, (case.rows, 1000), optimizer)
+        work = _Work(case, partial(worker.push, TABLE), partial(worker.pull, TABLE))
+        verb = partial(getattr(worker, case.verb), TABLE)
+        if case.window == 1:
+            sample = time_each(lambda: verb(*work.next_arrays()), effort)
+        else:
+            sample = _under_way(partial(getattr(worker, f"submit_{case.verb}"), TABLE), work, case.window, effort)
+        return work.check(_with_keys(sample, case))
+
+
+def measure_table(place: Place, effort: Effort, case: Case) -> Sample:
+    """The server's object, called as the server would call it, in this process."""
+    table = KVShard()
+    optimizer = Sgd(learning_rate=LEARNING_RATE)
+    if isinstance(case, Sparse):
+        table.create_table(SparseSpec(TABLE, 0, 1, optimizer, Constant(), case.dim).to_dict())
+        suffix = ""
+    else:
+        shape = (case.rows, 1000)
+        table.create_table(DenseSpec(TABLE, 0, 1, optimizer, Constant(), shape, 0, case.rows).to_dict())
+        suffix = "_dense"
+    work = _Work(case, partial(getattr(table, f"push{suffix}"), TABLE), partial(getattr(table, f"pull{suffix}"), TABLE))
+    verb = partial(getattr(table, f"{case.verb}{suffix}"), TABLE)
+    return work.check(_with_keys(time_each(lambda: verb(*work.next_arrays()), effort), case))
+
+
+class _Work:
+    """The arrays of one run, and what the table must hold after it."""
+
+    def __init__(self, case: Case, push: Callable[..., None], pull: Callable[..., NDArray[np.float32]]) -> None:
+        self._case = case
+        self._pull = pull
+        self._turn = 0
+        self._sets: list[tuple[NDArray[Any], ...]]
+        if isinstance(case, Dense):
+            self._sets = [(np.ones((case.rows, 1000), np.float32),)]
+        else:
+            chooser = np.random.default_rng(20240817)
+            every = np.arange(KEYS_IN_TABLE, dtype=np.int64)
+            push(every, np.ones((KEYS_IN_TABLE, case.dim), np.float32))  # grows the table before anything is timed
+            grads = np.ones((case.keys, case.dim), np.float32)
+            self._sets = [(chooser.choice(every, case.keys, replace=False), grads) for _ in range(KEY_SETS)]
+
+    def next_arrays(self) -> tuple[NDArray[Any], ...]:
+        """What the verb takes: keys, gradients, both or none."""
+        arrays = self._sets[self._turn % len(self._sets)]
+        self._turn += 1
+        if isinstance(self._case, Dense):
+            return () if self._case.verb == "pull" else arrays
+        return arrays[:1] if self._case.verb == "pull" else arrays
+
+    def check(self, sample: Sample) -> Sample:
+        """With the count of values that are what so many pushes of 1 make of 0, and of all that were looked at."""
+        pushes = 0 if self._case.verb == "pull" else self._turn
+        if isinstance(self._case, Dense):
+            values = self._pull()
+            wanted = np.full(values.shape, -float(pushes), np.float32)
+        else:
+            counts = np.ones(KEYS_IN_TABLE, np.int64)
+            for index, arrays in enumerate(self._sets):
+                counts[arrays[0]] += pushes // KEY_SETS + (index < pushes % KEY_SETS)
+            keys = np.arange(0, KEYS_IN_TABLE, 7)
+            values = self._pull(keys)
+            wanted = np.repeat(-counts[keys].astype(np.float32)[:, None], values.shape[1], axis=1)
+        return sample.with_work(
+            values_right=int((values == wanted).sum()), values=int(values.size), operations=self._turn
+        )
+
+
+def _under_way(submit: Callable[..., Any], work: _Work, window: int, effort: Effort) -> Sample:
+    def send(count: int) -> None:
+        waiting: deque[Any] = deque()
+        for sent in range(count + window):
+            if sent < count:
+                waiting.append(submit(*work.next_arrays()))
+            if window <= sent:
+                waiting.popleft().result()
+
+    send(WINDOW_FIRST)
+    before = time.perf_counter_ns()
+    send(WINDOW_FIRST)
+    each_ns = (time.perf_counter_ns() - before) / WINDOW_FIRST
+    count = int(min(effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / each_ns)))
+    before = time.perf_counter_ns()
+    send(count)
+    return Sample.of_rate(count, time.perf_counter_ns() - before)
+
+
+def _with_keys(sample: Sample, case: Case) -> Sample:
+    if isinstance(case, Sparse) and sample.ops_per_s:
+        sample.figures["million_keys_per_s"] = sample.ops_per_s * case.keys / 1e6
+    return sample
+
+
+def test_after_the_pushes_every_value_is_what_they_make_it() -> None:
+    for case in (
+        Sparse("push", 64, 16),
+        Sparse("push_pull", 10_000, 16),
+        Sparse("pull", 64, 16, window=16),
+        Dense("push_pull", 20),
+    ):
+        for result in run(case, TINY):
+            assert result.state == "ok", result.note
+            assert result.work["values_right"] == result.work["values"] > 0
+            assert result.work["operations"] >= TINY.ops_min
+
+
+if __name__ == "__main__":
+    from perf import cli_bench
+
+    raise SystemExit(cli_bench.command_line(NAME))

@@ -1,0 +1,192 @@
+"""A call there and back between two pinned processes, beside every peer that is installed.
+
+Expected, 64 B, one call at a time:
+    shm, polling    two records through two rings (2.5 us measured for the rings alone), and on each side one frame
+                    header packed and parsed, one lookup, one future: some 1 us each. 5 to 6 us.
+    shm, parking    the same while calls follow each other, for the adaptive window outlasts the gaps; 1 us more to
+                    read the clock.
+    tcp, polling    a raw spinning socket's round trip (8 us here: four system calls) and the same 2 to 3 us on top.
+    blocking peers  a sleep and a wake-up each way, 25 us each on a virtual machine: Pipe and a blocking socket 50 to
+                    60, pyzmq and pynng 80 to 100 (an I/O thread more on each side), grpcio 200 to 300 (HTTP/2, a
+                    thread pool).
+    Pinned to one core a side, libraries with I/O threads share it between them; `pinned=False` shows that this is not
+    what makes them slow.
+Expected, 64 calls under way: no waiting, only work: 3 us a call and side, both sides at once: 200 k calls/s or more.
+Expected, idle, parking: both processes sleep in epoll and wake a few times a second for timers: below 0.5 % of a core.
+
+    python -m perf.bench_rpc [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from perf import peers
+from perf.harness import Candidate, Place, Result, compare
+from perf.peers import Job, PeerInfo, open_peer
+from perf.targets import Target
+from perf.timing import FULL, TINY, Effort, Sample, time_each
+
+NAME = "rpc"
+ALL = [*peers.OURS, *peers.PEERS]
+IDLE = [peers.SHM_PARKING, peers.TCP_PARKING, peers.PIPE, peers.ZMQ_IPC, peers.NNG, peers.GRPC]
+CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3): the clock of process `pid` is (~pid << 3) | 2
+WINDOW_FIRST = 256  # pipelined calls by which the rate is guessed
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """One call at a time."""
+
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"call, {self.size_bytes} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """Up to `window` calls under way."""
+
+    size_bytes: int
+    window: int
+
+    def __str__(self) -> str:
+        return f"{self.window} in flight, {self.size_bytes} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No calls: what does being connected cost?"""
+
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return "connected, idle"
+
+
+Case = RoundTrip | Pipelined | Idle
+CASES: list[Case] = [RoundTrip(64), Pipelined(64, window=64), Idle(64)]
+
+_CALL, _PIPELINED, _IDLE = (str(case) for case in CASES)
+TARGETS = [
+    Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 6_000),
+    Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 1 / 25, against="grpcio"),
+    Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 1 / 4, against="pyzmq ipc"),
+    Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 1 / 2, against="multiprocessing.Pipe"),
+    Target(_CALL, "prpc shm, parking", "p50_ns", "at most", 1.0, against="pyzmq ipc"),
+    Target(_CALL, "prpc tcp, polling", "p50_ns", "at most", 2.0, against="raw tcp, spinning"),
+    Target(_PIPELINED, "prpc shm, polling", "ops_per_s", "at least", 150_000),
+    Target(_IDLE, "prpc shm, parking", "client_cpu_percent", "at most", 1.0),
+    Target(_IDLE, "prpc shm, parking", "server_cpu_percent", "at most", 1.0),
+]
+
+
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    infos: list[PeerInfo] | None = None,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
+    """Measure one case with all candidates, or with those named."""
+    chosen = infos or (IDLE if isinstance(case, Idle) else ALL)
+    candidates = [
+        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution)
+        for info in chosen
+    ]
+    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+
+
+def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
+    """One repeat of one candidate."""
+    if isinstance(case, RoundTrip):
+        return measure_round_trip(place, effort, case, info)
+    if isinstance(case, Pipelined):
+        return measure_pipelined(place, effort, case, info)
+    return measure_idle(place, effort, case, info)
+
+
+def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, info: PeerInfo) -> Sample:
+    """Time each call."""
+    payload = _payload(case.size_bytes)
+    with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
+        if peer.round_trip(payload) != payload:
+            raise AssertionError(f"{info.name} sent something else back")
+        sample = time_each(partial(peer.round_trip, payload), effort)
+        return sample.with_work(bytes_echoed=len(peer.round_trip(payload)))
+
+
+def measure_pipelined(place: Place, effort: Effort, case: Pipelined, info: PeerInfo) -> Sample:
+    """Time so many calls at once; warm up with few, which says how many fit into the time."""
+    payload = _payload(case.size_bytes)
+    with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
+        peer.round_trips(payload, WINDOW_FIRST, case.window)
+        before = time.perf_counter_ns()
+        peer.round_trips(payload, WINDOW_FIRST, case.window)
+        each_ns = (time.perf_counter_ns() - before) / WINDOW_FIRST
+        count = int(min(4 * effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / each_ns)))
+        before = time.perf_counter_ns()
+        echoed = peer.round_trips(payload, count, case.window)
+        return Sample.of_rate(count, time.perf_counter_ns() - before).with_work(bytes_echoed=echoed, calls=count)
+
+
+def measure_idle(place: Place, effort: Effort, case: Idle, info: PeerInfo) -> Sample:
+    """After some calls, sleep, and read what both processes, all their threads, have used of a core meanwhile."""
+    payload = _payload(case.size_bytes)
+    with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
+        for _ in range(100):
+            peer.round_trip(payload)
+        assert peer.server is not None
+        client, server = os.getpid(), peer.server.pid
+        time.sleep(effort.idle_s / 10)  # what is left to settle
+        before = _cpu_s(client), _cpu_s(server)
+        start = time.monotonic()
+        time.sleep(effort.idle_s)
+        took_s = time.monotonic() - start
+        return Sample(
+            figures={
+                "client_cpu_percent": 100 * (_cpu_s(client) - before[0]) / took_s,
+                "server_cpu_percent": 100 * (_cpu_s(server) - before[1]) / took_s,
+            }
+        ).with_work(bytes_echoed=len(peer.round_trip(payload)))  # still awake when called
+
+
+def _cpu_s(pid: int) -> float:
+    """What all threads of a process have used, from its CPU clock: /proc and psutil tell it in ticks of 10 ms."""
+    return time.clock_gettime_ns((~pid << 3) | CPUCLOCK_SCHED) / 1e9
+
+
+def _payload(size_bytes: int) -> bytes:
+    return bytes(index & 0xFF for index in range(size_bytes))
+
+
+def test_every_candidate_echoes_every_byte() -> None:
+    for result in run(RoundTrip(64), TINY):
+        assert result.state in ("ok", "not installed"), result.note
+        if result.state == "ok":
+            assert result.work["bytes_echoed"] == 64
+            assert result.ops == TINY.ops_min
+
+
+def test_calls_under_way_are_all_answered() -> None:
+    for result in run(Pipelined(64, window=8), TINY):
+        assert result.state in ("ok", "not installed", "not offered"), result.note
+        if result.state == "ok":
+            assert result.work["bytes_echoed"] == 64 * result.work["calls"]
+
+
+def test_an_idle_pair_still_answers_afterwards() -> None:
+    for result in run(Idle(64), TINY, [peers.SHM_PARKING, peers.TCP_PARKING]):
+        assert result.state == "ok", result.note
+        assert result.work["bytes_echoed"] == 64
+
+
+if __name__ == "__main__":
+    from perf import cli_bench
+
+    raise SystemExit(cli_bench.command_line(NAME))

@@ -1,0 +1,86 @@
+"""`prpc bench ring|rpc|tensor|kv`: run one benchmark, show its tables or print JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json as json_text
+import sys
+from types import ModuleType
+
+from perf import harness, machine, report, table
+from perf.targets import judge
+from perf.timing import FULL, QUICK
+
+SUBJECTS = ("ring", "rpc", "tensor", "kv")
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+
+def main(
+    subject: str,
+    *,
+    json: bool = False,
+    quick: bool = False,
+    markdown: bool = False,
+    pinned: bool = True,
+    case: str | None = None,
+) -> int:
+    """Run a benchmark; the exit code: 0, 1 when a candidate of ours failed, 130 after Ctrl-C.
+
+    `case` keeps only cases with that text in their name. A target that is missed is shown, and is no failure: it is
+    judged by people, who know what else the machine was doing.
+    """
+    if subject not in SUBJECTS:
+        raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
+    bench: ModuleType = importlib.import_module(f"perf.bench_{subject}")
+    effort = QUICK if quick else FULL
+    facts = machine.facts()
+    before = machine.cpu_seconds()
+    results: list[harness.Result] = []
+    chosen = [each for each in bench.CASES if case is None or case in str(each)]
+    if not chosen:
+        raise ValueError(f"no case of {subject!r} has {case!r} in its name: {', '.join(map(str, bench.CASES))}")
+    if not json and not markdown:
+        table.show_machine(facts)
+    try:
+        for each in chosen:
+            with harness.progress_line() as progress:
+                measured = bench.run(each, effort, progress=progress, pinned=pinned)
+            results += measured
+            if json:
+                for result in measured:
+                    print(json_text.dumps(report.result_record(result, facts)), flush=True)
+            elif not markdown:
+                table.show_case(measured)
+    except KeyboardInterrupt:
+        print("interrupted: all processes of the benchmark have ended", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    names = {str(each) for each in chosen}
+    verdicts = judge([target for target in bench.TARGETS if target.case in names], results)
+    _, steal_percent = machine.percent_between(before, machine.cpu_seconds())
+    if json:
+        for verdict in verdicts:
+            print(json_text.dumps(report.verdict_record(verdict, subject)), flush=True)
+    elif markdown:
+        print(report.markdown(report.records(results, verdicts, facts, subject)))
+    else:
+        table.show_verdicts(verdicts)
+        if steal_percent > machine.STEAL_PERCENT_MAX:
+            table.warn(f"the hypervisor took {steal_percent:.0f} % of the cores during the run")
+    return EXIT_FAILED if any(r.role == "ours" and r.state == "failed" for r in results) else EXIT_OK
+
+
+def command_line(subject: str) -> int:
+    """`python -m perf.bench_<subject>`."""
+    parser = argparse.ArgumentParser(prog=f"python -m perf.bench_{subject}", description=f"benchmark: {subject}")
+    parser.add_argument(
+        "--json", action="store_true", help="JSON lines: one per candidate and case, then one per target"
+    )
+    parser.add_argument("--markdown", action="store_true", help="the tables of RESULTS.md")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
+    parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
+    parser.add_argument("--case", help="only cases with this text in their name")
+    given = parser.parse_args()
+    return main(
+        subject, json=given.json, quick=given.quick, markdown=given.markdown, pinned=not given.unpinned, case=given.case
+    )

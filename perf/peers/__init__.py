@@ -1,0 +1,48 @@
+"""Who this engine is measured beside: one file a peer, one face for all, ours included.
+
+A peer's file imports its library at the top, so it is itself imported only where that library is known to be there: by
+`open_peer`, in the measuring process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+
+from perf.harness import Place, Role
+from perf.peers.face import Job, Peer
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """Enough to list a peer, and to open it where it is installed."""
+
+    name: str
+    file: str  # module of perf.peers, whose class `Connected` is the peer
+    module: str | None = None  # what must be importable
+    distribution: str | None = None
+    role: Role = "peer"
+    options: dict[str, object] = field(default_factory=dict)
+
+
+PIPE = PeerInfo("multiprocessing.Pipe", "pipe")
+TCP_SPINNING = PeerInfo("raw tcp, spinning", "tcp_raw", role="limit", options={"spin": True})
+TCP_BLOCKING = PeerInfo("raw tcp, blocking", "tcp_raw", role="limit", options={"spin": False})
+ZMQ_IPC = PeerInfo("pyzmq ipc", "zmq", "zmq", "pyzmq", options={"scheme": "ipc"})
+ZMQ_TCP = PeerInfo("pyzmq tcp", "zmq", "zmq", "pyzmq", options={"scheme": "tcp"})
+NNG = PeerInfo("pynng ipc", "nng", "pynng", "pynng")
+GRPC = PeerInfo("grpcio", "grpc", "grpc", "grpcio")
+
+SHM_POLLING = PeerInfo("prpc shm, polling", "prpc", role="ours", options={"transport": "shm", "polling": True})
+SHM_PARKING = PeerInfo("prpc shm, parking", "prpc", role="ours", options={"transport": "shm", "polling": False})
+TCP_POLLING = PeerInfo("prpc tcp, polling", "prpc", role="ours", options={"transport": "tcp", "polling": True})
+TCP_PARKING = PeerInfo("prpc tcp, parking", "prpc", role="ours", options={"transport": "tcp", "polling": False})
+
+OURS = [SHM_POLLING, SHM_PARKING, TCP_POLLING, TCP_PARKING]
+PEERS = [PIPE, TCP_SPINNING, TCP_BLOCKING, ZMQ_IPC, ZMQ_TCP, NNG, GRPC]
+
+
+def open_peer(info: PeerInfo, place: Place, job: Job) -> Peer:
+    """Start the peer's server and connect to it. The caller closes the peer."""
+    peer: Peer = importlib.import_module(f"perf.peers.{info.file}").Connected(place, job, **info.options)
+    return peer

@@ -1,0 +1,64 @@
+"""grpcio: a synchronous unary call with bytes in and out (no protobuf), over loopback, size limits lifted."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent import futures
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from perf.child import Announce
+from perf.harness import Place
+from perf.peers.face import WAIT_S_MAX, Job, Peer, as_item, first_item
+
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+SERVICE, METHOD = "perf.Echo", "Echo"
+
+
+def _echo(request: bytes, context: grpc.ServicerContext) -> bytes:
+    return request
+
+
+def _first(request: bytes, context: grpc.ServicerContext) -> bytes:
+    return first_item(request)
+
+
+def serve(announce: Announce, job: Job) -> None:
+    """Answer until killed."""
+    handler = grpc.unary_unary_rpc_method_handler(_echo if job.kind == "echo" else _first)
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    announce(f"127.0.0.1:{port}")
+    threading.Event().wait()
+
+
+class Connected(Peer):
+    """The client's side."""
+
+    def __init__(self, place: Place, job: Job) -> None:
+        super().__init__(place, job)
+        address = self.start(serve, job)
+        channel = self.exits.enter_context(grpc.insecure_channel(address, options=OPTIONS))
+        self._call = channel.unary_unary(f"/{SERVICE}/{METHOD}")
+
+    def round_trip(self, payload: bytes) -> bytes:
+        answer: bytes = self._call(payload, timeout=WAIT_S_MAX)
+        return answer
+
+    def send_array(self, array: NDArray[np.float32]) -> float:
+        return as_item(self._call(array.tobytes(), timeout=WAIT_S_MAX))  # it takes bytes: the copy is part of its price
+
+    def round_trips(self, payload: bytes, count: int, window: int) -> int:
+        under_way: deque[grpc.Future] = deque()
+        echoed = 0
+        for sent in range(count + window):
+            if sent < count:
+                under_way.append(self._call.future(payload, timeout=WAIT_S_MAX))
+            if window <= sent:
+                echoed += len(under_way.popleft().result())
+        return echoed

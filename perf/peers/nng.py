@@ -1,0 +1,47 @@
+"""pynng: req/rep over a Unix socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pynng
+from numpy.typing import NDArray
+
+from perf.child import Announce
+from perf.harness import Place
+from perf.peers.face import WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
+
+WAIT_MS_MAX = int(WAIT_S_MAX * 1e3)
+ANY_SIZE = 0  # recv_max_size: no limit
+
+
+def serve(announce: Announce, address: str, job: Job) -> None:
+    """Answer until killed."""
+    with pynng.Rep0(listen=address, recv_max_size=ANY_SIZE) as replier:
+        announce(address)
+        while True:
+            if job.kind == "echo":
+                replier.send(replier.recv())
+            else:
+                replier.send(first_item(replier.recv()))
+
+
+class Connected(Peer):
+    """The client's side."""
+
+    def __init__(self, place: Place, job: Job) -> None:
+        super().__init__(place, job)
+        address = self.start(serve, f"ipc://{Path(place.folder, 'nng')}", job)
+        self._requester = self.exits.enter_context(
+            pynng.Req0(dial=address, send_timeout=WAIT_MS_MAX, recv_timeout=WAIT_MS_MAX, resend_time=WAIT_MS_MAX)
+        )
+
+    def round_trip(self, payload: bytes) -> bytes:
+        self._requester.send(payload)
+        answer: bytes = self._requester.recv()
+        return answer
+
+    def send_array(self, array: NDArray[np.float32]) -> float:
+        self._requester.send(bytes(as_bytes(array)))  # send() takes bytes: the copy is part of its price
+        return as_item(self._requester.recv())

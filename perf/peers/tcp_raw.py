@@ -1,0 +1,122 @@
+"""A bare TCP socket over loopback, NODELAY, lengths known to both sides: what any protocol on TCP stands on.
+
+Spinning: non-blocking, asked again and again. Blocking: left to the kernel. An array goes by sendall() and is received
+into memory that is already warm, which is the most that a copy through the kernel can do.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf.child import Announce
+from perf.harness import Place
+from perf.peers.face import ITEM, WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
+
+CHUNK_BYTES = 1 << 16  # what an echo server takes in one go when requests come many at a time
+
+
+def _receive_spinning(connection: socket.socket, memory: memoryview) -> None:
+    filled = 0
+    receive_into = connection.recv_into
+    while filled < len(memory):
+        try:
+            taken = receive_into(memory[filled:])
+        except BlockingIOError:
+            continue
+        if not taken:
+            raise ConnectionError(f"{connection.getpeername()} closed")
+        filled += taken
+
+
+def _receive_blocking(connection: socket.socket, memory: memoryview) -> None:
+    filled = 0
+    while filled < len(memory):
+        taken = connection.recv_into(memory[filled:])
+        if not taken:
+            raise ConnectionError(f"{connection.getpeername()} closed")
+        filled += taken
+
+
+def _receive_some(connection: socket.socket, memory: memoryview) -> int:
+    while True:
+        try:
+            return connection.recv_into(memory)
+        except BlockingIOError:
+            continue
+
+
+def _send_spinning(connection: socket.socket, data: memoryview | bytes) -> None:
+    sent = 0
+    data = memoryview(data)
+    while sent < len(data):
+        try:
+            sent += connection.send(data[sent:])
+        except BlockingIOError:
+            continue
+
+
+def _prepare(connection: socket.socket, spin: bool) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setblocking(not spin)
+
+
+def serve(announce: Announce, job: Job, spin: bool) -> None:
+    """One connection, until it closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        announce(listener.getsockname())
+        connection = listener.accept()[0]
+    _prepare(connection, spin)
+    send = _send_spinning if spin else socket.socket.sendall
+    if job.kind == "array":
+        receive = _receive_spinning if spin else _receive_blocking
+        memory = np.ones(job.nbytes, np.uint8).data
+        while True:
+            receive(connection, memory)
+            send(connection, first_item(memory))
+    # Whole messages go back as soon as they are there, several in one send when several are.
+    memory = memoryview(bytearray(max(CHUNK_BYTES, job.nbytes)))
+    filled = 0
+    while taken := _receive_some(connection, memory[filled:]):
+        filled += taken
+        whole = filled - filled % job.nbytes
+        if whole:
+            send(connection, memory[:whole])
+            memory[: filled - whole] = memory[whole:filled]
+            filled -= whole
+
+
+class Connected(Peer):
+    """The client's side."""
+
+    def __init__(self, place: Place, job: Job, spin: bool) -> None:
+        super().__init__(place, job)
+        address = self.start(serve, job, spin)
+        self._socket = self.exits.enter_context(socket.create_connection(address, WAIT_S_MAX))
+        _prepare(self._socket, spin)
+        self._receive = _receive_spinning if spin else _receive_blocking
+        self._send = _send_spinning if spin else socket.socket.sendall
+        self._answer = memoryview(bytearray(job.nbytes if job.kind == "echo" else ITEM.itemsize))
+
+    def round_trip(self, payload: bytes) -> bytes:
+        self._socket.send(payload)  # small: a socket that is not full takes it whole
+        self._receive(self._socket, self._answer)
+        return bytes(self._answer)
+
+    def send_array(self, array: NDArray[np.float32]) -> float:
+        self._send(self._socket, as_bytes(array))
+        self._receive(self._socket, self._answer)
+        return as_item(self._answer)
+
+    def round_trips(self, payload: bytes, count: int, window: int) -> int:
+        answers = memoryview(bytearray(window * len(payload)))
+        sent = taken = 0
+        while taken < count * len(payload):
+            more = min(window - (sent - taken // len(payload)), count - sent)
+            if more > 0:
+                self._send(self._socket, payload * more)
+                sent += more
+            taken += _receive_some(self._socket, answers)
+        return taken
