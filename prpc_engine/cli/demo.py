@@ -35,11 +35,19 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--servers", type=_count(64), default=2, metavar="N", help="server processes (default: 2)")
     parser.add_argument("--workers", type=_count(64), default=2, metavar="N", help="worker processes (default: 2)")
     parser.add_argument(
-        "--shards", type=_count(16, 0), default=0, metavar="N", help="shards of each server; 0: it serves by itself (default)"
+        "--shards",
+        type=_count(16, 0),
+        default=0,
+        metavar="N",
+        help="shards of each server; 0: it serves by itself (default)",
     )
     parser.add_argument("--epochs", type=_count(1000), default=5, metavar="N", help="passes over the data (default: 5)")
-    parser.add_argument("--polling", action="store_true", help="never sleep: lowest latency, a whole core for each process")
-    parser.add_argument("--json", metavar="FILE", help="also write the report there as JSON; - for standard output alone")
+    parser.add_argument(
+        "--polling", action="store_true", help="never sleep: lowest latency, a whole core for each process"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write the report there as JSON; - for standard output alone"
+    )
 
 
 def _count(most: int, least: int = 1) -> Any:
@@ -101,7 +109,11 @@ def run(args: argparse.Namespace) -> int:
     if not report.agrees:
         console.print(
             f"the cluster's AUC differs from the baseline's by more than {report.auc_tolerance}"
-            + (f": {report.workers_lost} worker(s) were lost, and their share of the data with them" if report.workers_lost else "")
+            + (
+                f": {report.workers_lost} worker(s) were lost, and their share of the data with them"
+                if report.workers_lost
+                else ""
+            )
         )
     return 0 if report.agrees else 1
 
@@ -149,7 +161,11 @@ class _Display:
             rate = state.examples / max(1e-9, now - state.started)
             figures = f"{rate:,.0f} examples/s  loss {state.loss:.4f}  test AUC {state.auc:.4f}"
         self._progress.update(
-            self._task, description=state.phase, completed=state.examples, total=state.examples_total or 1, figures=figures
+            self._task,
+            description=state.phase,
+            completed=state.examples,
+            total=state.examples_total or 1,
+            figures=figures,
         )
 
 

@@ -1,0 +1,91 @@
+"""The command line: `prpc <command> ...`, each command in a module of this package named like it.
+
+A command's module has `add_parser(commands) -> None`, which describes its arguments, and `run(args) -> int`, which does
+it and returns the exit code. Only the module of the command that was asked for is imported.
+
+Exit codes: 0 it worked, 1 it did not, 2 the command line or a setting is wrong, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import prpc_engine
+from prpc_engine.errors import ConfigError, RpcError
+from shard import ShardError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130  # 130: 128 + SIGINT, as shells say it
+READER_GONE = 141  # 128 + SIGPIPE: whoever read our output went away, as in `prpc doctor | head -1`
+
+# name of the command and of its module -> what it does
+COMMANDS = {
+    "demo": "train on real data over a cluster on this machine, and compare with one process",
+    "bench": "measure this engine beside what else is installed",
+    "doctor": "look at this machine: what is wrong, and what to do about it",
+    "gc": "remove shared memory that dead processes left behind",
+    "version": "say which versions these are",
+}
+
+
+def _asked_for(arguments: Sequence[str]) -> str | None:
+    """The command on the command line, if any: the first word that is no option."""
+    for word in arguments:
+        if not word.startswith("-"):
+            return word if word in COMMANDS else None
+    return None
+
+
+def make_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser for `prpc`; of the commands, only `command` knows its arguments."""
+    parser = argparse.ArgumentParser(
+        prog="prpc",
+        description="Calls, tensors and key-value tables between processes, over shared memory and tcp.",
+        epilog="`prpc <command> --help` says more. Start with `prpc doctor`, then `prpc demo`.",
+    )
+    parser.add_argument("--version", action="version", version=f"prpc {prpc_engine.__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="<command>", required=True)
+    for name, summary in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"prpc_engine.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=summary)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Errors that have a name are told in one line on stderr."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        command = _asked_for(given)
+        parser = make_parser(command)
+        if not given:
+            parser.print_help()
+            return WRONG_USAGE
+        args = parser.parse_args(given)
+        code: int = importlib.import_module(f"prpc_engine.cli.{args.command}").run(args)
+        sys.stdout.flush()
+        return code
+    except ConfigError as error:
+        return _tell(error, WRONG_USAGE)
+    except (RpcError, ShardError) as error:
+        return _tell(error, FAILED)
+    except KeyboardInterrupt:
+        print("prpc: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has nowhere to go
+        return READER_GONE
+
+
+def _tell(error: Exception, code: int) -> int:
+    first_line = str(error).partition("\n")[0]
+    print(f"prpc: {first_line or type(error).__name__}", file=sys.stderr)
+    return code

@@ -1,0 +1,38 @@
+"""`prpc bench`: the measurements of perf/, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from prpc_engine import cli
+
+if TYPE_CHECKING:
+    from prpc_engine.cli import Commands
+
+SUBJECTS = {
+    "ring": "records between two processes through a ring in shared memory",
+    "rpc": "small calls",
+    "tensor": "arrays, by reference and copied",
+    "kv": "pulls and pushes of a key-value table",
+}
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    parser = commands.add_parser(
+        "bench",
+        help=cli.COMMANDS["bench"],
+        description="Measure one subject in the same run as multiprocessing.Pipe, a raw tcp socket, and those of "
+        "pyzmq, pynng and grpcio that are installed (pip install 'prpc[bench]').",
+    )
+    parser.add_argument("subject", choices=SUBJECTS, help="; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()))
+    parser.add_argument("--json", action="store_true", help="JSON lines instead of tables")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats: figures to look at, not to publish")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print."""
+    from perf import cli_bench
+
+    return cli_bench.main(args.subject, json=args.json, quick=args.quick)

@@ -1,0 +1,91 @@
+"""What the system lets this process do: descriptors, locked memory, processes, ports, and who may join its jobs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import multiprocess
+
+from prpc_engine.cli.checks.finding import Finding
+from prpc_engine.cli.checks.host import Host
+
+NOFILE_SMALL = 1024  # a peer over shared memory takes some six: its socket, and segments with their mappings
+NOFILE_TOO_SMALL = 128
+MIB = 1 << 20
+
+
+def open_files(host: Host) -> Iterator[Finding]:
+    """RLIMIT_NOFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    value = f"{_amount(soft)} (hard limit {_amount(hard)})"
+    raise_it = "raise it: ulimit -n 65536, LimitNOFILE= of systemd, docker --ulimit nofile=65536"
+    if soft != resource.RLIM_INFINITY and soft < NOFILE_TOO_SMALL:
+        yield Finding("open files", value, "bad", raise_it)
+    elif soft != resource.RLIM_INFINITY and soft < NOFILE_SMALL:
+        yield Finding("open files", value, "warn", raise_it)
+    else:
+        yield Finding("open files", value)
+
+
+def locked_memory(host: Host) -> Iterator[Finding]:
+    """RLIMIT_MEMLOCK; only RDMA devices need it, and only where there are any is it worth a word."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    value = "no limit" if soft == resource.RLIM_INFINITY else f"{soft / MIB:.0f} MiB"
+    if soft != resource.RLIM_INFINITY and host.entries("sys/class/infiniband"):
+        yield Finding("locked memory", value, "warn", "RDMA registers memory against it: ulimit -l unlimited")
+    else:
+        yield Finding("locked memory", value)
+
+
+def _amount(limit: int) -> str:
+    return "no limit" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def start_method(host: Host) -> Iterator[Finding]:
+    """How the user's own multiprocessing starts processes; the engine always spawns."""
+    method = multiprocess.get_start_method(allow_none=True) or f"{multiprocess.get_all_start_methods()[0]} (default)"
+    yield Finding("start method", f"{method}; shards are spawned whatever it is, and a fork of an open service is refused")
+
+
+def loopback(host: Host) -> Iterator[Finding]:
+    """Can this process listen on 127.0.0.1 and reach itself?"""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname(), 2.0):
+            port_range = host.read("proc/sys/net/ipv4/ip_local_port_range")
+            value = f"works; ports {'-'.join(port_range.split())}" if port_range else "works"
+            yield Finding("loopback tcp", value)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        yield Finding("loopback tcp", reason, "bad", "bring the interface up: ip link set lo up; or the sandbox forbids sockets")
+
+
+def secret(host: Host) -> Iterator[Finding]:
+    """Where the job's secret comes from. Never the secret itself."""
+    path = os.environ.get("PRPC_SECRET_FILE")
+    if path:
+        yield from _secret_file(Path(path))
+    elif os.environ.get("PRPC_SECRET"):
+        advice = "other processes of this user can read it there: PRPC_SECRET_FILE with mode 0600 is better"
+        yield Finding("job secret", "from PRPC_SECRET", "ok", advice)
+    else:
+        yield Finding("job secret", "none: services listen on this host alone")
+
+
+def _secret_file(path: Path) -> Iterator[Finding]:
+    where = f"PRPC_SECRET_FILE={path}"
+    try:
+        status = path.stat()
+    except OSError as error:
+        yield Finding("job secret", f"{where}: {error.strerror}", "bad", "make it: (umask 077; openssl rand -hex 32 > FILE)")
+        return
+    if not os.access(path, os.R_OK) or not status.st_size:
+        yield Finding("job secret", f"{where}: empty, or not ours to read", "bad", "let it hold the job's secret, mode 0600")
+    elif stat.S_IMODE(status.st_mode) & 0o077:
+        yield Finding("job secret", f"{where}: others may read it", "warn", f"chmod 600 {path}")
+    else:
+        yield Finding("job secret", where)

@@ -1,0 +1,55 @@
+"""`prpc doctor`: what this machine offers, what is wrong with it, and what to do about that."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from prpc_engine import cli
+from prpc_engine.cli.checks import Finding, Verdict, examine
+
+if TYPE_CHECKING:
+    from prpc_engine.cli import Commands
+
+COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "bad": "bold red"}
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    parser = commands.add_parser(
+        "doctor",
+        help=cli.COMMANDS["doctor"],
+        description="Look at this machine. Exit code 1 when something is bad: the engine will not work like this.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON array: fact, value, verdict, advice")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, print."""
+    findings = examine()
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        show(findings)
+    return cli.FAILED if any(finding.verdict == "bad" for finding in findings) else cli.OK
+
+
+def show(findings: list[Finding]) -> None:
+    """A table, and a line that sums it up."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", "what", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        verdict = Text(finding.verdict, style=COLOURS[finding.verdict])
+        table.add_row(verdict, Text(finding.fact), Text(finding.value), Text(finding.advice))
+    console = Console()
+    console.print(table)
+    counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in COLOURS}
+    console.print(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['bad']} bad", highlight=False)

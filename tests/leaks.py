@@ -1,0 +1,186 @@
+"""What a test leaves behind: child processes, names in /dev/shm, descriptors, threads.
+
+`nothing_is_left_behind` runs around every test. It notes what there is before, and afterwards waits, GRACE_S at most,
+until there is no more than that; then it fails with the names of what is left. A test that leaks does not spoil the
+next one: each starts from what there is, and leaked children are killed.
+
+Allowed to stay, each for a reason:
+    resource trackers    one a process, started by the first spawn and kept by the standard library: started here,
+                         before the first test
+    the default slab     one a process, keeps its segments for the next array on purpose: their descriptors may stay
+
+Also a pytest plugin: `pytest -p tests.leaks`.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.resource_tracker
+import os
+import re
+import select
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import multiprocess
+import multiprocess.resource_tracker
+import psutil
+import pytest
+
+GRACE_S = float(os.environ.get("PRPC_TEST_GRACE_S", "3.0"))  # for processes that were told to stop; seldom needed
+KILL_TIMEOUT_S = 5.0  # for the kernel to end what was killed
+POLL_S = 0.02  # how long one look waits for a process or thread to end
+SHM_FOLDER = Path("/dev/shm")
+SEGMENT_NAME = re.compile(r"prpc\.\d+\.(?P<job>\w+)\.(?P<pid>\d+)\.")
+JOB = f"pytest{os.getpid()}"  # segments of this run carry it, so that other runs on this machine are not taken for ours
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this process and its children hold at one moment."""
+
+    children: dict[int, str] = field(default_factory=dict)  # pid -> what it is
+    shm: frozenset[str] = frozenset()
+    fds: Counter[str] = field(default_factory=Counter)  # target of /proc/self/fd -> how many
+    threads: dict[int, str] = field(default_factory=dict)  # ident -> name
+
+
+def holdings() -> Holdings:
+    """Look now."""
+    children = _children()
+    return Holdings(children, _shm_names(children), _fd_targets(), _threads())
+
+
+def _children() -> dict[int, str]:
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            with process.oneshot():
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    what = f"{process.name()} (dead, and nobody waited for it)"
+                else:
+                    what = " ".join(process.cmdline()) or process.name()
+        except psutil.NoSuchProcess:
+            continue
+        if "resource_tracker import main" not in what:
+            found[process.pid] = what
+    return found
+
+
+def _shm_names(children: dict[int, str]) -> frozenset[str]:
+    """Entries of this user, less those of other jobs."""
+    names = set()
+    for entry in os.scandir(SHM_FOLDER):
+        try:
+            if entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue
+        except FileNotFoundError:
+            continue
+        segment = SEGMENT_NAME.match(entry.name)
+        if segment and segment["job"] != JOB and int(segment["pid"]) not in (os.getpid(), *children):
+            continue
+        names.add(entry.name)
+    return frozenset(names)
+
+
+def _fd_targets() -> Counter[str]:
+    targets: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            targets[os.readlink(f"/proc/self/fd/{fd}")] += 1
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    for target in _slab_targets():
+        targets.pop(target, None)
+    return targets
+
+
+def _slab_targets() -> set[str]:
+    """Segments of the process-wide slab; each has two descriptors, ours and that of its mapping."""
+    module = sys.modules.get("prpc_engine.slab")
+    slab = getattr(module, "_slab", None)
+    if slab is None:
+        return set()
+    return {os.readlink(f"/proc/self/fd/{segment.fd}") for segment in list(slab._segments.values())}
+
+
+def _threads() -> dict[int, str]:
+    return {t.ident: t.name for t in threading.enumerate() if t.ident is not None and t.name.startswith("prpc")}
+
+
+def leaks(before: Holdings, after: Holdings) -> list[str]:
+    """What is there now and was not, a line each."""
+    found = [f"process {pid}: {what}" for pid, what in after.children.items() if pid not in before.children]
+    found += [f"/dev/shm/{name}" for name in sorted(after.shm - before.shm)]
+    found += [f"descriptor of {target} ({count} more)" for target, count in (after.fds - before.fds).items()]
+    found += [f"thread {name}" for ident, name in after.threads.items() if ident not in before.threads]
+    return found
+
+
+def wait_until_clean(before: Holdings, grace_s: float) -> list[str]:
+    """The leaks that remain after `grace_s` at most; none at once when there are none."""
+    deadline = time.monotonic() + grace_s
+    found = leaks(before, holdings())
+    while found and time.monotonic() < deadline:
+        multiprocess.active_children()  # it reaps its dead children when it looks at them, and only then
+        multiprocessing.active_children()
+        gc.collect()
+        after = holdings()
+        found = leaks(before, after)
+        if found:
+            _wait_for_an_end(before, after)
+    return found
+
+
+def _wait_for_an_end(before: Holdings, after: Holdings) -> None:
+    """Until a leaked process or thread ends, POLL_S at most."""
+    poll = select.poll()
+    fds = []
+    for pid in after.children.keys() - before.children.keys():
+        try:
+            fds.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            continue
+    try:
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        poll.poll(POLL_S * 1000)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def kill_leaked_children(before: Holdings) -> None:
+    """So that a test that leaks costs no more than its own failure."""
+    leaked = _children().keys() - before.children.keys()
+    processes = [child for child in psutil.Process().children(recursive=True) if child.pid in leaked]
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=KILL_TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def _started_once() -> None:
+    os.environ["PRPC_JOB"] = JOB
+    multiprocess.resource_tracker.ensure_running()
+    multiprocessing.resource_tracker.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest, _started_once: None) -> Iterator[None]:
+    """Fails a test after which there are more processes, /dev/shm entries, descriptors or threads than before."""
+    before = holdings()
+    yield
+    request.node.funcargs.clear()  # pytest would hold the values of other fixtures, long torn down, until after this
+    found = wait_until_clean(before, GRACE_S)
+    if found:
+        kill_leaked_children(before)
+        pytest.fail("left behind:\n  " + "\n  ".join(found), pytrace=False)

@@ -1,0 +1,48 @@
+"""main(): how errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from prpc_engine import cli
+from prpc_engine.cli import gc
+from prpc_engine.errors import ConfigError, MasterUnreachable, RemoteError
+from shard import PeerLostError
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (
+            ConfigError("PRPC_SLAB_BYTES_MAX='x': a number is allowed"),
+            2,
+            "prpc: PRPC_SLAB_BYTES_MAX='x': a number is allowed",
+        ),
+        (MasterUnreachable("no master answers"), 1, "prpc: no master answers"),
+        (PeerLostError("the peer hung up"), 1, "prpc: the peer hung up"),
+        (PeerLostError(), 1, "prpc: PeerLostError"),
+        (
+            RemoteError("it raised ValueError\n\nTraceback ...", type_name="ValueError", remote_message="", remote_traceback=""),
+            1,
+            "prpc: it raised ValueError",
+        ),
+        (KeyboardInterrupt(), 130, "prpc: interrupted"),
+    ],
+)
+def test_an_error_with_a_name_is_one_line_and_an_exit_code(
+    error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(gc, "run", fail)
+    assert cli.main(["gc"]) == code
+    captured = capsys.readouterr()
+    assert captured.err == line + "\n"
+    assert captured.out == ""
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "run", lambda args: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["gc"])

