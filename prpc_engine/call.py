@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 from prpc_engine.errors import Cancelled, RpcError
 from shard import Future
@@ -26,16 +25,15 @@ NEVER = float("inf")
 class Call(Future):
     """One request that waits for its reply. result(timeout_s), done(), await; cancel() gives it up."""
 
-    def __init__(self, waiter: Any, table: CallTable, call_id: int, asked: Any, deadline: float) -> None:
-        self.waiter = waiter
-        self.table = table
-        self.call_id = call_id
-        self.asked = asked  # (method, route, when): for the texts of errors
-        self.deadline = deadline
+    table: CallTable | None = None
+    call_id: int = 0
+    asked: tuple[str, object, float] = ("", None, 0.0)  # method, route and when: for the texts of errors
+    deadline: float = NEVER
 
     def cancel(self) -> bool:
         """Wait no longer; False when it was done before. The handler is not stopped."""
-        self.table.in_flight.pop(self.call_id, None)
+        if self.table is not None:
+            self.table.in_flight.pop(self.call_id, None)
         return self.set_error(Cancelled(f"{self.asked[0]!r} was cancelled by its caller"))
 
 

@@ -14,6 +14,7 @@ from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.registry import ServerEntry
+from shard import VALUE
 
 # A call without a timeout of its own gives up after this long: long for a call, short for a person.
 TIMEOUT_S = 30.0
@@ -73,7 +74,7 @@ class RpcClient:
         call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, True)
         if not call.finished:
             self._wait(call, None)  # the call ends by its own deadline
-        return call.result()
+        return call._outcome if call.finished == VALUE else call.result()
 
     def submit(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
         """The future of the method's result: .result(timeout_s), .done(), or await."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from prpc_engine.errors import ConfigError
 from shard import DEFAULT_LIMITS, Limits
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 TRANSPORTS = ("shm", "tcp")  # in order of preference
 SLAB_BYTES_MAX = 8 << 30
@@ -40,8 +48,34 @@ def secret_from(given: bytes | str | None) -> bytes:
 
 
 def limits_from(given: Limits | None) -> Limits:
-    """The argument, else the defaults."""
-    return DEFAULT_LIMITS if given is None else given
+    """The argument, else [limits] of the TOML file named by PRPC_CONFIG, else the defaults. Raises ConfigError."""
+    if given is not None:
+        return given
+    path = os.environ.get("PRPC_CONFIG")
+    return load_limits(path) if path else DEFAULT_LIMITS
+
+
+def load_limits(path: str) -> Limits:
+    """[limits] of a TOML file such as configs/default.toml; what it does not name keeps its default. Raises ConfigError."""
+    try:
+        table = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"PRPC_CONFIG={path!r} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    fields = {field.name: field.type for field in dataclasses.fields(Limits)}
+    values: dict[str, Any] = {}
+    for section, content in table.items():
+        if section != "limits" or not isinstance(content, dict):
+            raise ConfigError(f"{path}: unknown section or value {section!r}: only [limits] is allowed")
+        for name, value in content.items():
+            kind = float if fields.get(name) == "float" else int
+            if name not in fields or isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+                raise ConfigError(
+                    f"{path}: [limits] {name} = {value!r}: positive numbers are allowed for {', '.join(sorted(fields))}"
+                )
+            values[name] = kind(value)
+    return Limits(**values)
 
 
 def slab_bytes_max() -> int:
@@ -62,8 +96,8 @@ def check_exposure(host: str, secret: bytes) -> None:
         loopback = False
     if not loopback and not secret:
         raise ConfigError(
-            f"refusing to listen at {host}, which other hosts may reach, without a secret: set PRPC_SECRET_FILE to a file that only "
-            "this job can read (or pass secret=), or listen at 127.0.0.1"
+            f"refusing to listen at {host}, which other hosts may reach, without a secret: set PRPC_SECRET_FILE to a file that "
+            "only this job can read (or pass secret=), or listen at 127.0.0.1"
         )
 
 

@@ -197,6 +197,6 @@ def master_error(address: str, error: errors.RpcError, started: float) -> errors
     if isinstance(error, errors.AuthenticationFailed):
         return error
     return errors.MasterUnreachable(
-        f"no master answers at {address} ({time.monotonic() - started:.1f} s): {error}; start one with Master({address!r}), or mend "
-        "the address"
+        f"no master answers at {address} ({time.monotonic() - started:.1f} s): {error}; start one with Master({address!r}), or "
+        "mend the address"
     )

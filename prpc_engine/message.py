@@ -23,7 +23,7 @@ import zlib
 HEADER = struct.Struct("<BxHIQII")
 assert HEADER.size == 24  # the table above
 REQUEST, NOTIFY, REPLY, FAILURE = 1, 2, 3, 4
-TIMEOUT_MS_MAX = 0xFFFFFFFF  # 49 days
+TIMEOUT_S_MAX = 4_000_000.0  # 46 days: milliseconds that 32 bits hold
 
 
 class Status(enum.IntEnum):

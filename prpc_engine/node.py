@@ -63,6 +63,7 @@ class Node:
         self.choices: dict[str, str] = {}  # address of a node -> which transport was taken, and why not the others
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
         self._accepted: set[Peer] = set()
+        self._connections_max = limits.connections_max
         self._connecting = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
@@ -161,6 +162,10 @@ class Node:
         return [*list(self._peers.values()), *list(self._accepted)]
 
     def _accept(self, connection: Connection[Any]) -> None:
+        if len(self._accepted) >= self._connections_max:
+            logger.warning("hung up on %s: %d connections are open already", connection.peer, self._connections_max)
+            connection.close()
+            return
         peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost)
         self._accepted.add(peer)
 

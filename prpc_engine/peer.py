@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.archive import Decoder, encode, encode_arguments
 from prpc_engine.call import NEVER, Call, CallTable
-from prpc_engine.message import FAILURE, HEADER, NOTIFY, REPLY, REQUEST, TIMEOUT_MS_MAX, Status
+from prpc_engine.message import FAILURE, HEADER, NOTIFY, REPLY, REQUEST, TIMEOUT_S_MAX, Status
 from prpc_engine.server import Server
 from shard import (
     BackpressureError,
@@ -32,7 +32,7 @@ from shard import (
 logger = logging.getLogger("prpc")
 HEADER_BYTES = HEADER.size
 _pack, _unpack = HEADER.pack, HEADER.unpack_from
-Blocks = Sequence[NDArray[np.uint8]]
+Blocks = list[NDArray[np.uint8]] | tuple[()]
 
 
 class Route(Protocol):
@@ -98,15 +98,17 @@ class Peer:
         self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None, stable: bool
     ) -> Call:
         """Send one request. Raises NotSent, Backpressure, BadArguments, ShmFull."""
+        if timeout_s is not None and not 0.0 <= timeout_s <= TIMEOUT_S_MAX:
+            raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
         body, blocks = encode_arguments(arguments)
         calls = self.calls
         now = monotonic()
         if timeout_s is None:
             deadline, wait_ms = NEVER, 0
         else:
-            deadline, wait_ms = now + timeout_s, min(TIMEOUT_MS_MAX, int(timeout_s * 1000.0) + 1)
+            deadline, wait_ms = now + timeout_s, int(timeout_s * 1000.0) + 1
         call_id = calls.next_id()
-        call = self._in_flight[call_id] = Call(self._waiter, calls, call_id, (method, route, now), deadline)
+        call = self._in_flight[call_id] = Call(self._waiter, 0, None, None, calls, call_id, (method, route, now), deadline)
         if deadline < calls.soonest:
             calls.soonest = deadline
             self.reactor.call_soon(self._arm)
@@ -155,8 +157,8 @@ class Peer:
 
     def _deadline_exceeded(self, call: Call, now: float) -> errors.DeadlineExceeded:
         return errors.DeadlineExceeded(
-            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after {now - call.asked[2]:.3f} s; the handler "
-            "may still be running: allow a larger timeout_s, or look why it is slow"
+            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after {now - call.asked[2]:.3f} s; "
+            "the handler may still be running: allow a larger timeout_s, or look why it is slow"
         )
 
     # -- what comes in -------------------------------------------------------------------------------------------------
@@ -262,8 +264,8 @@ class Peer:
                 return errors.Closed(f"this side closed the connection while {method!r} of {client} was in flight")
             after = self.reactor.clock() - started
             return errors.MaybeExecuted(
-                f"{method!r} was sent to {client}, and the peer was lost {after:.3f} s later ({error}): it may have run; retry it only "
-                "if running it twice is harmless"
+                f"{method!r} was sent to {client}, and the peer was lost {after:.3f} s later ({error}): it may have run; retry it "
+                "only if running it twice is harmless"
             )
 
         self.lost = True

@@ -99,7 +99,7 @@ class Server:
         return sorted(method.name for method in self._methods.values())
 
     def request(
-        self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Sequence[NDArray[np.uint8]]
+        self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: list[NDArray[np.uint8]] | tuple[()]
     ) -> None:
         """Handle one request, or with call_id 0 one notification. `body` is good until the handler runs."""
         global _calling
@@ -109,7 +109,11 @@ class Server:
             peer.fail(call_id, Status.UNKNOWN_METHOD, "", self.service, ", ".join(self.method_names))
             return
         try:
-            arguments = peer.decoder.decode(body, blocks) if blocks else peer.decoder.decode_plain(body)
+            if blocks:
+                arguments = peer.decoder.decode(body, blocks)
+                blocks.clear()
+            else:
+                arguments = peer.decoder.decode_plain(body)
         except (ValueError, RecursionError) as error:
             self.rejected += 1
             peer.fail(call_id, Status.BAD_ARGUMENTS, "ArchiveError", str(error), "")
@@ -123,6 +127,7 @@ class Server:
             return
         finally:
             _calling = outer
+        del arguments  # the caller gets its blocks back before the answer, unless the handler keeps them
         if type(value) is not bytes and inspect.iscoroutine(value):
             self._run_task(peer, call_id, timeout_ms, value)
         elif call_id and not peer.reply(call_id, value):

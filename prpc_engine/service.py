@@ -1,8 +1,8 @@
 """RpcService: this process as a member of a job. It has a rank, serves objects under names, and calls other members.
 
-Inline mode (shards=0): this process runs the reactor itself; whoever waits for a result drives it, serve_forever() drives it for good,
-and a progress thread does when nobody else. shards=N starts N more processes, each with a reactor, slab, address and connections
-of its own; a server made with sharded=True lives in them, one instance each, and clients talk to each directly.
+Inline mode (shards=0): this process runs the reactor itself; whoever waits for a result drives it, serve_forever() drives
+it for good, and a progress thread does when nobody else. shards=N starts N more processes, each with a reactor, slab, address
+and connections of its own; a server made with sharded=True lives in them, one instance each, and clients talk to each directly.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from prpc_engine.sharded import ShardSettings, open_shard, serve_in_shard, stop_
 from shard import Driver, Limits, ShardGroup, SlabStatistics, pin, restore
 
 SHARDS_MAX = 64
+LINGER_S = 0.2  # at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps one
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ class RpcService:
         chosen = transports_from(transports)
         host, port = host_and_port(bind)
         host_and_port(master)
-        self._cores_before = None if pin is None else _pin_thread(pin)
         self._secret = secret_from(secret)
         self._limits = limits_from(limits)
+        self._cores_before = None if pin is None else _pin_thread(pin)
         self._master = master
         self._closed = False
         self._driver = Driver(polling)
@@ -182,8 +183,10 @@ class RpcService:
             self._group.map(stop_serving_in_shard, targets, timeout_s=TIMEOUT_S)
 
     def serve_forever(self, timeout_s: float | None = None) -> None:
-        """Drive the reactor from the calling thread, for `timeout_s` seconds or until stop_serving() or close(). Not needed for serving: without it
-        a progress thread does; with it requests cost no thread switch."""
+        """Drive the reactor from the calling thread, for `timeout_s` seconds or until stop_serving() or close().
+
+        Not needed for serving: without it a progress thread does. With it requests cost no thread switch.
+        """
         self._check_open()
         self._driver.run(timeout_s)
 
@@ -201,8 +204,8 @@ class RpcService:
         if len(entries) < expected_servers:
             services = self._ask_master("services")
             raise errors.NoServer(
-                f"service {name!r} has {len(entries)} of {expected_servers} servers after {timeout_s} s; the master at {self._master} "
-                f"knows these services: {', '.join(services) or 'none'}"
+                f"service {name!r} has {len(entries)} of {expected_servers} servers after {timeout_s} s; the master at "
+                f"{self._master} knows these services: {', '.join(services) or 'none'}"
             )
         return RpcClient(name, self._node, entries, lambda: self._lookup(name, 0, 0.0))
 
@@ -241,16 +244,17 @@ class RpcService:
             self._group.close()
         if hasattr(self, "_node"):
             close_in_reactor(self._driver, self._node)
+            self._node.slab.wait_for_readers(LINGER_S)
         else:
             self._driver.close()
+        if self._cores_before is not None:
+            restore(self._cores_before)
 
     def close(self) -> None:
         """Stop the shards, hang up on everybody; calls in flight end with Closed. A second close does nothing."""
         if not self._closed:
             self._closed = True
             self._shut()
-            if self._cores_before is not None:
-                restore(self._cores_before)
 
     def __enter__(self) -> RpcService:
         return self

@@ -23,7 +23,7 @@ from shard.errors import (
     ShmFull,
     UnreachableError,
 )
-from shard.future import Future
+from shard.future import VALUE, Future
 from shard.group import GroupStatistics, Shard, ShardGroup, this_shard
 from shard.handle import Ring
 from shard.limits import DEFAULT_LIMITS, Limits
@@ -39,6 +39,7 @@ from shard.transport.tcp import TcpTransport
 
 __all__ = [
     "DEFAULT_LIMITS",
+    "VALUE",
     "AddressInUseError",
     "AuthenticationError",
     "BackpressureError",

@@ -13,14 +13,13 @@ All integers little-endian. Lengths are checked against `Limits` before anything
 The decoder says where the next bytes belong, so that the socket receives a large block in the very memory that its reader
 will see:
 
-    destination() -> where to receive       received(n) -> n bytes are there       next_frame() -> Frame | None
+    destination() -> where to receive       received(n) -> the first frame, or None       next_frame() -> one more, or None
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +32,13 @@ HEADER = struct.Struct("<IHH")
 assert HEADER.size == 8  # the table above
 
 STAGING_BYTES = 256 << 10  # of the decoder: a batch of small frames, and bodies up to that size
-_NO_BLOCKS: tuple[NDArray[Any], ...] = ()
+STAGING_ROOM_MIN = 4096  # less free space at its end is made more by moving what is staged to its front
+HEADER_BYTES = HEADER.size
+_unpack_header = HEADER.unpack_from
+_NO_BLOCKS: tuple[()] = ()
 
-
-class Frame(NamedTuple):
-    """`body` may be a view that is good only until the decoder is used again; `blocks` are the receiver's own."""
-
-    body: memoryview
-    blocks: Sequence[NDArray[np.uint8]]
+# (body, blocks): the body may be a view that is good only until the decoder is used again; blocks are the receiver's own.
+Frame = tuple[memoryview, list[NDArray[np.uint8]] | tuple[()]]
 
 
 def encode_header(body_bytes: int, block_bytes: Sequence[int], limits: Limits) -> bytes:
@@ -81,50 +79,55 @@ class FrameDecoder:
             return self._filling
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._end == STAGING_BYTES or (self._start and STAGING_BYTES - self._end < 4096):
+            return self._staging
+        if self._end == STAGING_BYTES or (self._start and STAGING_BYTES - self._end < STAGING_ROOM_MIN):
             rest = bytes(self._staging[self._start : self._end])
             self._staging[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
         return self._staging[self._end :]
 
-    def received(self, count: int) -> None:
-        """`count` bytes now stand at destination()."""
+    def received(self, count: int) -> Frame | None:
+        """`count` bytes now stand at destination(); the next whole frame, as next_frame()."""
         if self._filling is not None:
             self._filling = self._filling[count:] if count < len(self._filling) else None
         else:
             self._end += count
+        return self.next_frame()
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more is received. Raises RemoteProtocolError."""
-        if self._filling is not None:
-            return None
         if self._body is None:
-            available = self._end - self._start
-            if available < HEADER.size:
+            start = self._start
+            available = self._end - start
+            if available < HEADER_BYTES:
                 return None
-            body_bytes, block_count, version = HEADER.unpack_from(self._staging, self._start)
+            body_bytes, block_count, version = _unpack_header(self._staging, start)
             if version != FRAME_VERSION:
                 raise RemoteProtocolError(
                     f"frame version {version}, {FRAME_VERSION} expected: not a prpc peer, or another release"
                 )
-            if body_bytes > self._limits.body_bytes_max:
-                raise RemoteProtocolError(f"frame body of {body_bytes} bytes, at most {self._limits.body_bytes_max} allowed")
-            if not block_count and HEADER.size + body_bytes <= available:
-                begin = self._start + HEADER.size
-                self._start = begin + body_bytes
-                return Frame(self._staging[begin : self._start], _NO_BLOCKS)
+            if not block_count and HEADER_BYTES + body_bytes <= available:
+                if body_bytes > self._limits.body_bytes_max:
+                    raise self._too_large(body_bytes)
+                self._start = end = start + HEADER_BYTES + body_bytes
+                return self._staging[start + HEADER_BYTES : end], _NO_BLOCKS
             if not self._begin_large(body_bytes, block_count, available):
                 return None
-        return self._continue_large()
+        return self._continue_large() if self._filling is None else None
+
+    def _too_large(self, body_bytes: int) -> RemoteProtocolError:
+        return RemoteProtocolError(f"frame body of {body_bytes} bytes, at most {self._limits.body_bytes_max} allowed")
 
     def _begin_large(self, body_bytes: int, block_count: int, available: int) -> bool:
         """Take header and what is here of the body out of the staging; False until the header is whole."""
+        if body_bytes > self._limits.body_bytes_max:
+            raise self._too_large(body_bytes)
         if block_count > self._limits.blocks_max:
             raise RemoteProtocolError(f"frame of {block_count} blocks, at most {self._limits.blocks_max} allowed")
-        header_bytes = HEADER.size + 8 * block_count
+        header_bytes = HEADER_BYTES + 8 * block_count
         if available < header_bytes or (not block_count and header_bytes + body_bytes <= STAGING_BYTES):
             return False  # a small frame whose rest is still to come waits in the staging
-        block_bytes = list(struct.unpack_from(f"<{block_count}Q", self._staging, self._start + HEADER.size))
+        block_bytes = list(struct.unpack_from(f"<{block_count}Q", self._staging, self._start + HEADER_BYTES))
         check_blocks(block_bytes, self._limits, RemoteProtocolError)
         self._block_bytes = block_bytes[::-1]
         self._blocks = []
@@ -144,8 +147,8 @@ class FrameDecoder:
         while self._filling is None:
             if not self._block_bytes:
                 assert self._body is not None
-                frame = Frame(self._body, self._blocks)
-                self._body = None
+                frame = (self._body, self._blocks)
+                self._body, self._blocks = None, []  # the receiver's own: not kept from being used again by us
                 return frame
             size = self._block_bytes.pop()
             block = self._allocate(size)

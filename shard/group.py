@@ -41,6 +41,7 @@ SHARDS_MAX = 256  # a lane per pair: 32,896 of them by then
 RING_BYTES = 256 << 10  # of each of a lane's two rings: N x N of them
 START_TIMEOUT_S = 60.0  # for all to import, map and answer; python and numpy alone take 0.3 s a shard
 STOP_TIMEOUT_S = 2.0  # for running functions to return, then the shard is killed
+EXIT_CODE_TIMEOUT_S = 0.1  # a killed shard's socket ends a moment before it has an exit code
 COUNTERS_PERIOD_S = 0.1  # how old the figures of statistics() may be
 _PR_SET_PDEATHSIG = 1
 LIMITS = Limits(ring_bytes=RING_BYTES)
@@ -340,6 +341,7 @@ class ShardGroup:
             raise ValueError(f"there is no shard {index}: this group has shards 0 to {self.size - 1}")
         if index in self._lost:
             process = self._processes[index]
+            process.join(EXIT_CODE_TIMEOUT_S)
             raise PeerLostError(f"shard {index} (pid {process.pid}) is gone, exit code {process.exitcode}: {self._lost[index]}")
         return self._lanes[index].submit(function, args)
 

@@ -6,12 +6,15 @@
 The borrower's array is the root of all views on it (see slab.py), so the lease lasts as long as any of them. Its end can
 come in any thread at any place, so it only appends to a list and, when the reactor is parked, wakes it.
 
-A connection that is closed while arrays are still borrowed keeps its socket until the last of them is gone: the lender
-sees that end, and takes back what was never returned. So no block is used again while a living peer still reads it.
+A connection that is closed while arrays are still borrowed leaves its socket half open: the borrower's half ends with the last of
+its arrays, and the lender's slab, which looks at the socket from then on, takes back what was never returned. So no block is
+used again while a living peer still reads it, and two that hold blocks of each other do not wait for each other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -36,11 +39,28 @@ class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
             self.borrowings.wake_if_parked()
 
 
-class Borrowings:
-    """What we hold of a peer. Lives as long as the connection or any array borrowed over it, and closes the socket last."""
+class Line:
+    """The socket over which two processes met. Held by the connection's Borrowings, and by the lender's slab while a peer may
+    read blocks after the connection's end; closes with the last of them."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+
+    def hung_up(self, timeout_s: float) -> bool:
+        """Whether the peer's half has ended, within so many seconds: it reads no block of ours any more."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLRDHUP)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def __del__(self) -> None:
+        self.socket.close()
+
+
+class Borrowings:
+    """What we hold of a peer. Lives as long as the connection or any array borrowed over it, and ends our half of the line."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
         self.returned: deque[int] = deque()
         self.wake_if_parked: Callable[[], None] = _nobody_waits
 
@@ -53,7 +73,8 @@ class Borrowings:
         return root.view(np.ndarray)
 
     def __del__(self) -> None:
-        self.socket.close()
+        with contextlib.suppress(OSError):  # the peer may be gone
+            self.line.socket.shutdown(socket.SHUT_WR)
 
 
 def _nobody_waits() -> None:
@@ -87,9 +108,9 @@ class Lendings:
             raise RemoteProtocolError(f"lease {lease} was returned, which is not held")
         self._slab.release(block)
 
-    def take_all_back(self) -> int:
-        """The peer is gone; how many leases it held."""
-        count = len(self._lent)
-        while self._lent:
-            self._slab.release(self._lent.popitem()[1])
-        return count
+    def hand_over(self, line: Line) -> None:
+        """The connection ends: from now on the slab sees to what the peer still holds."""
+        blocks = list(self._lent.values())
+        self._lent.clear()
+        if blocks:
+            self._slab.lend_until_hung_up(line, blocks)

@@ -104,7 +104,7 @@ class Reactor:
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], waiter: Waiter | None = None) -> Task:
         """Drive a coroutine; its first step runs now, so that one that never waits costs no turn."""
-        task = Task(coroutine, self.call_soon, waiter)
+        task = Task(coroutine=coroutine, schedule=self.call_soon, waiter=waiter)
         task.step()
         return task
 
@@ -139,20 +139,33 @@ class Reactor:
         return work
 
     def spin(self, turns: int) -> int:
-        """Ask the sources alone, up to `turns` times, until one finds work; how much. What waiting costs when it is short."""
-        polls = self._polls
-        if self._ready or not polls:
+        """Ask the sources alone, and descriptors while they are warm, up to `turns` times until something is found; whether.
+
+        What a short wait costs: no clock, no timers, no tasks."""
+        if self._ready:
             return 0
-        if len(polls) == 1:
+        polls = self._polls
+        if self.warm_turns:
+            wait = self._epoll.poll
+            for _ in range(turns):
+                for poll in polls:
+                    if poll():
+                        return 1
+                events = wait(0, EVENTS_MAX)
+                if events:
+                    self._dispatch(events)
+                    return 1
+            self.warm_turns = max(0, self.warm_turns - turns)
+        elif len(polls) == 1:
             poll = polls[0]
             for _ in range(turns):
                 if poll():
                     return 1
-            return 0
-        for _ in range(turns // len(polls)):
-            for poll in polls:
-                if poll():
-                    return 1
+        elif polls:
+            for _ in range(turns // len(polls)):
+                for poll in polls:
+                    if poll():
+                        return 1
         return 0
 
     def _run_ready(self) -> int:
@@ -164,11 +177,14 @@ class Reactor:
 
     def _poll_descriptors(self, timeout_s: float) -> int:
         events = self._epoll.poll(timeout_s, EVENTS_MAX)
+        self._dispatch(events)
+        return len(events)
+
+    def _dispatch(self, events: list[tuple[int, int]]) -> None:
         for fd, event in events:
             callback = self._callbacks.get(fd)
             if callback is not None:  # an earlier callback of this batch may have closed it
                 callback(event)
-        return len(events)
 
     def park(self, timeout_s: float) -> None:
         """Wait for a doorbell, a descriptor, a timer or wake(), at most `timeout_s` seconds."""

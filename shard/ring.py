@@ -3,10 +3,10 @@
     offset  size  field     written by  meaning
          0     8  magic     creator     MAGIC, stored last; whoever attaches refuses anything else
          8     8  capacity  creator     bytes in data, a power of two
-        64     8  tail      producer    bytes written since creation
-       128     8  head      consumer    bytes read since creation
-       192     8  sleeping  both        1: the consumer is about to park and wants its doorbell rung; whoever rings puts 0
-       256   ...  data      producer    [head, tail) belongs to the consumer, the rest to the producer
+       128     8  tail      producer    bytes written since creation
+       256     8  head      consumer    bytes read since creation
+       384     8  sleeping  both        1: the consumer is about to park and wants its doorbell rung; whoever rings puts 0
+       512   ...  data      producer    [head, tail) belongs to the consumer, the rest to the producer
 
 A record is contiguous, so that the reader can be handed a view, and starts at a multiple of 8:
 
@@ -18,7 +18,7 @@ Invariant: head <= tail <= head + capacity. Cursors only grow; data is indexed b
 
 Length and tag are one 8-byte word, stored through `memoryview.cast("Q")`, and so are the cursors; never through
 `struct.pack_into`, which zeroes a field before it fills it, so that the other process now and then reads a cursor of 0.
-What the order of these stores relies on stands in memory_order.py. The three cursors lie on cache lines of their own, and
+What the order of these stores relies on stands in memory_order.py. The three fields lie two cache lines apart, and
 each side reads the other's only when its cached copy says full or empty.
 
 Whoever holds an end owns it alone. A ring whose cursors or lengths make no sense was broken by its peer: the end raises
@@ -32,8 +32,8 @@ from collections.abc import Callable
 from shard.errors import LocalProtocolError, RemoteProtocolError
 
 MAGIC = 0x31474E4952435250  # "PRCRING1", little-endian
-MAGIC_WORD, CAPACITY_WORD, TAIL_WORD, HEAD_WORD, SLEEPING_WORD, DATA_OFFSET = 0, 1, 8, 16, 24, 256
-assert (HEAD_WORD - TAIL_WORD) * 8 >= 64 and (SLEEPING_WORD - HEAD_WORD) * 8 >= 64  # a cache line each
+MAGIC_WORD, CAPACITY_WORD, TAIL_WORD, HEAD_WORD, SLEEPING_WORD, DATA_OFFSET = 0, 1, 16, 32, 48, 512
+assert HEAD_WORD - TAIL_WORD == SLEEPING_WORD - HEAD_WORD == 128 // 8  # two lines: processors fetch them in pairs
 
 RECORD_HEADER_BYTES = 8
 LENGTH_MASK = 0xFFFFFFFF
@@ -130,7 +130,7 @@ class RingProducer:
             staged = self._staged
             end = index + length + RECORD_HEADER_BYTES
         self._data[index + RECORD_HEADER_BYTES : end] = payload
-        self._data_words[index >> 3] = (tag << 32) | length
+        self._data_words[index >> 3] = (tag << 32) | length if tag else length
         # The cursor last: the bytes are in place before they count.
         self._words[TAIL_WORD] = self._staged = staged + ((length + 15) & ~7)
         return True

@@ -2,8 +2,8 @@
 
 A segment is made under a name in /dev/shm, so that its size, mode and owner are the file system's business, and loses that
 name at once: peers receive the descriptor over a Unix socket. So a process that dies by kill -9 leaves nothing behind, and
-nobody can attach who was not handed it. Only a segment made with `keep_name=True` keeps its name, until unlink(); the name says whose
-it is, so that `collect_garbage` can tell the dead from the living:
+nobody can attach who was not handed it. Only a segment made with `keep_name=True` keeps its name, until unlink(); the name
+says whose it is, so that `collect_garbage` can tell the dead from the living:
 
     /prpc.<uid>.<job>.<pid>.<start>.<random>     start: the owner's start time in clock ticks since boot, from /proc/pid/stat
 
@@ -30,7 +30,7 @@ _kept_names: dict[str, int] = {}  # segment name -> pid of the process that made
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None when there is none. With the pid it names a process for good."""
+    """When process `pid` started, in clock ticks since boot; None when there is none. With the pid it names a process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -53,8 +53,7 @@ class Segment:
         self.fd = fd
         self.size_bytes = size_bytes
         self.name = name
-        self._map = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self.memory = memoryview(self._map)
+        self.memory = memoryview(mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
     @classmethod
     def create(cls, size_bytes: int, keep_name: bool = False) -> Segment:
@@ -91,13 +90,15 @@ class Segment:
         return cls(handle.fd, handle.size, name)
 
     def close(self) -> None:
-        """Give up the descriptor and this object's view; the mapping goes when the last array on it is gone."""
+        """Give up the descriptor and this object's view; the mapping goes when the last array on it is gone.
+
+        Never by mmap.close(): numpy keeps an array's buffer as an object without exporting it, so the map would be closed under
+        living arrays, and their next use would be a segmentation fault.
+        """
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        with contextlib.suppress(BufferError):  # arrays still use it: then they hold the mapping, and end it
-            self.memory.release()
-            self._map.close()
+        self.memory = memoryview(b"")
 
 
 def unlink(name: str) -> None:

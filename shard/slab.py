@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -61,6 +62,13 @@ class Block:
         self.users = 0
 
 
+class Reader(Protocol):
+    """Somebody who may read our blocks although the connection they were lent over has ended."""
+
+    def hung_up(self, timeout_s: float) -> bool:
+        """Whether it stopped, or did so within `timeout_s` seconds."""
+
+
 @dataclass(frozen=True)
 class SlabStatistics:
     """Figures of one slab, in bytes and blocks."""
@@ -93,6 +101,7 @@ class Slab:
         self._cut = 0  # bytes of it that are cut already
         self._free: defaultdict[int, list[Block]] = defaultdict(list)
         self._dropped: deque[Block] = deque()
+        self._readers: list[tuple[Reader, list[Block]]] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._reserved = self._used = self._used_max = self._blocks_used = 0
@@ -139,6 +148,8 @@ class Slab:
         with self._lock:
             self._collect_dropped()
             free = self._free[size]
+            if not free and self._readers:
+                self._collect_from_readers()
             block = free.pop() if free else self._cut_block(size)
             block.users = 1
             self._used += size
@@ -169,6 +180,32 @@ class Slab:
         dropped = self._dropped
         while dropped:
             self._release(dropped.popleft())
+
+    def lend_until_hung_up(self, reader: Reader, blocks: list[Block]) -> None:
+        """`reader` has a lease on each of `blocks` and no connection to return it over: its end returns them all."""
+        with self._lock:
+            self._readers.append((reader, blocks))
+            self._collect_from_readers()
+
+    def wait_for_readers(self, timeout_s: float) -> None:
+        """Give those without a connection so long to drop what they hold; what they hold after that stays lent."""
+        if self._pid != os.getpid():
+            return
+        deadline = time.monotonic() + timeout_s
+        for reader, _ in list(self._readers):
+            reader.hung_up(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            self._collect_from_readers()
+
+    def _collect_from_readers(self) -> None:
+        kept = []
+        for reader, blocks in self._readers:
+            if reader.hung_up(0.0):
+                for block in blocks:
+                    self._release(block)
+            else:
+                kept.append((reader, blocks))
+        self._readers = kept
 
     def _cut_block(self, size: int) -> Block:
         if size * 2 > SEGMENT_BYTES_MAX:
@@ -233,6 +270,7 @@ class Slab:
         """A snapshot."""
         with self._lock:
             self._collect_dropped()
+            self._collect_from_readers()
             return SlabStatistics(
                 reserved_bytes=self._reserved,
                 used_bytes=self._used,
@@ -250,5 +288,6 @@ class Slab:
                 segment.close()
             self._segments.clear()
             self._free.clear()
+            self._readers.clear()
             self._current = -1
             self._reserved = 0

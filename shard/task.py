@@ -9,28 +9,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shard.errors import ShardError
-from shard.future import Future, Waiter
+from shard.future import Future
 
 
-class Task(Future):
+class Task(Future, kw_only=True):
     """The result to come of a coroutine. `schedule(step)` queues a step for the reactor's next turn."""
 
-    def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        schedule: Callable[[Callable[[], object]], None],
-        waiter: Waiter | None = None,
-    ) -> None:
-        super().__init__(waiter)
-        self._coroutine = coroutine
-        self._schedule = schedule
+    coroutine: Coroutine[Any, Any, Any]
+    schedule: Callable[[Callable[[], object]], None]
 
     def step(self) -> None:
         """Run the coroutine to its next await, or to its end."""
         if self.finished:  # cancelled meanwhile
             return
         try:
-            awaited = self._coroutine.send(None)
+            awaited = self.coroutine.send(None)
         except StopIteration as stop:
             self.set_result(stop.value)
         except Exception as error:
@@ -42,11 +35,11 @@ class Task(Future):
             awaited.add_done_callback(self._wake)
 
     def _wake(self, _: Future) -> None:
-        self._schedule(self.step)
+        self.schedule(self.step)
 
     def cancel(self, error: BaseException) -> bool:
         """End the coroutine (its `finally` blocks run) and complete with `error`; False when it was complete before."""
         if self.finished:
             return False
-        self._coroutine.close()
+        self.coroutine.close()
         return self.set_error(error)

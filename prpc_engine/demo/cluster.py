@@ -79,7 +79,7 @@ class Cluster:
         left = {role.process.sentinel: role for role in self.roles if role.process.exitcode is None}
         while left and (remaining := deadline - time.monotonic()) > 0:
             for sentinel in wait(list(left), remaining):
-                left.pop(sentinel)  # type: ignore[call-overload]
+                left.pop(sentinel)
         for role in left.values():
             role.process.kill()
         for role in self.roles:

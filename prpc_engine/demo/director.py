@@ -221,8 +221,8 @@ class _Direction:
         for role in self._servers:
             if role.process.exitcode is not None:
                 raise ServerLost(
-                    f"{role.death} after {self._state.examples:,} of {self._state.examples_total:,} examples, and its tables with "
-                    "it: run `prpc demo` again (recovery from checkpoints comes with a later version)"
+                    f"{role.death} after {self._state.examples:,} of {self._state.examples_total:,} examples, and its tables "
+                    "with it: run `prpc demo` again (recovery from checkpoints comes with a later version)"
                 )
         for index, role in enumerate(self._workers):
             if index in self._lost or index in self._desk.finished_workers:

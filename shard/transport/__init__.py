@@ -4,11 +4,12 @@
     Listener    accepts connections at an address until closed
     Connection  one peer: send(body, blocks), and on_message for what comes in
 
-A message is a body (the typed part, opaque here) and blocks (1-D contiguous uint8 arrays: the bytes of what the layer above sends). What every transport promises, and the
-contract test checks:
+A message is a body (the typed part, opaque here) and blocks (1-D contiguous uint8 arrays: the bytes of what the layer above
+sends). What every transport promises, and the contract test checks:
 
-- send() never waits. It copies ordinary arrays or has written them when it returns, so their owner may change them at once; arrays of
-  the slab go by reference where the transport can. A full peer fills a bounded outbox, then send() raises BackpressureError.
+- send() never waits. It copies ordinary arrays or has written them when it returns, so their owner may change them at once;
+  arrays of the slab go by reference where the transport can. A full peer fills a bounded outbox, then send() raises
+  BackpressureError.
 - One message is delivered once, whole and in the order sent, or not at all; after a loss none that follows is delivered.
 - on_message(body, blocks): body is good until it returns; blocks are read-only and the receiver's to keep.
 - on_close(connection, error) once, when either side ended it: ClosedError for this side, PeerLostError or a ProtocolError.
@@ -31,7 +32,7 @@ from shard.errors import BackpressureError, ClosedError, ShardError
 from shard.limits import Limits
 from shard.reactor import Reactor
 
-Blocks = Sequence[NDArray[np.uint8]]
+Blocks = list[NDArray[np.uint8]] | tuple[()]  # the receiver's own: emptied as soon as it needs them no longer
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")  # a message made ready for one transport
 

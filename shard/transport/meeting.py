@@ -22,6 +22,8 @@ logger = logging.getLogger("shard")
 NONCE_BYTES = 32
 # How many descriptors come with the connector's proof, at most: shm sends its segment along.
 PROOF_FDS_MAX = 1
+# A storm of connections leaves room for the traffic of those that are there.
+ACCEPTS_PER_TURN = 16
 
 
 def receive_exactly(sock: socket.socket, count: int) -> bytes:
@@ -174,7 +176,7 @@ class Door:
         reactor.watch(sock.fileno(), self._acceptable, select.EPOLLIN)
 
     def _acceptable(self, events: int) -> None:
-        for _ in range(16):  # a bounded batch; level-triggered, so the rest comes next turn
+        for _ in range(ACCEPTS_PER_TURN):  # level-triggered: the rest comes next turn
             try:
                 sock, address = self._sock.accept()
             except BlockingIOError:

@@ -47,7 +47,7 @@ from shard.errors import (
 )
 from shard.frame import check_blocks
 from shard.idle import PARK_S_MAX
-from shard.leases import Borrowings, Lendings
+from shard.leases import Borrowings, Lendings, Line
 from shard.limits import Limits
 from shard.reactor import Reactor
 from shard.ring import (
@@ -117,11 +117,14 @@ class ShmConnection(Connection[Record]):
         self._slab = slab
         self._producer = RingProducer(outgoing)
         self._consumer = RingConsumer(incoming)
+        self._poll_ring = self._consumer.poll
+        self._tagged = self._on_tagged  # bound once: the hot path makes no method objects
         self._incoming_words = incoming.cast("Q")
         self._outgoing_words = outgoing.cast("Q")
         self._record_bytes_max = (len(outgoing) - DATA_OFFSET) // RECORD_PART_OF_RING - RECORD_HEADER_BYTES
+        self._short_bytes_max = min(self._record_bytes_max, limits.body_bytes_max)
         self._lendings = Lendings(slab)
-        self._borrowings = Borrowings(sock)
+        self._borrowings = Borrowings(Line(sock))
         self._returned = self._borrowings.returned
         self._segments_told: set[int] = set()
         self._segments: dict[int, Segment] = {}  # of the peer's slab, by its number
@@ -134,7 +137,9 @@ class ShmConnection(Connection[Record]):
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
         """The short way for a small message to a peer with room; see Connection.send for the rest."""
-        if not blocks and not self._outbox and len(body) <= self._record_bytes_max and self._writing.acquire(False):
+        if self._returned:
+            self._give_back()  # before an answer: then the peer's next message finds the block free, and warm
+        if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
             try:
                 written = self._producer.try_write(body)
             finally:
@@ -250,7 +255,7 @@ class ShmConnection(Connection[Record]):
         """One bounded batch of incoming records; when there are none, or too many, what else there is to do."""
         try:
             if self._incoming_words[TAIL_WORD] != self._consumer.head:
-                work = self._consumer.poll(self.on_message, RECORDS_PER_TURN, self._on_tagged)
+                work = self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged)
                 if work < RECORDS_PER_TURN:
                     return work
             else:
@@ -338,7 +343,7 @@ class ShmConnection(Connection[Record]):
     def _on_socket(self, events: int) -> None:
         try:
             alive = self._read_socket()
-            reason: str | None = "it died or hung up"
+            reason: str | None = "it closed the connection" if self._said_goodbye else "it died or hung up"
         except OSError as error:
             alive, reason = False, error.strerror
         except RemoteProtocolError as error:
@@ -346,10 +351,6 @@ class ShmConnection(Connection[Record]):
             return
         if not alive:
             self._take_in_the_rest(PeerLostError(f"{self.peer} was lost: {reason}"))
-            if self.reactor is not None:
-                self.reactor.unwatch(self._socket.fileno())
-            self._lendings.take_all_back()
-            self._socket.close()
         elif self._said_goodbye:
             self._take_in_the_rest(PeerLostError(f"{self.peer} closed the connection"))
 
@@ -418,20 +419,44 @@ class ShmConnection(Connection[Record]):
         return self.error is None and (bool(self._returned) or not self._consumer.is_empty())
 
     def _end(self) -> None:
-        """Say goodbye and let go of the rings. The socket stays while either side still holds blocks of the other."""
-        self._record_bytes_max = -1  # no more short way
+        """Say goodbye and let go of the rings. Halves of the socket stay while blocks of the other side are held."""
+        self._short_bytes_max = -1  # no more short way
         self._consumer.skip_all()  # a poll() of ours that we are in hands out nothing more
         if self.reactor is not None:
             self.reactor.remove_source(self)
+            self.reactor.unwatch(self._socket.fileno())
         if not isinstance(self.error, PeerLostError):
             self._tell(GOODBYE)
         self._borrowings.wake_if_parked = _nothing
-        if self.reactor is None or self.reactor.closed or not len(self._lendings):
-            if self.reactor is not None:
-                self.reactor.unwatch(self._socket.fileno())
-            self._lendings.take_all_back()
-            # Our arrays on the peer's blocks hold the socket through _borrowings; without any it closes now.
-            del self._borrowings
+        self._lendings.hand_over(self._borrowings.line)
+        # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our half of it ends now.
+        del self._borrowings
+        # Whoever keeps this object keeps neither the rings nor the peer's segments mapped.
+        self._producer = self._consumer = _NoRing(  # type: ignore[assignment]
+            self._producer.bytes_written, self._consumer.head
+        )
+        self._outgoing_words = self._incoming_words = _NO_WORDS
+        self._segments.clear()
+
+
+class _NoRing:
+    """What is left of both rings after the end, for a send() or poll() that was under way then: takes all, gives none."""
+
+    def __init__(self, bytes_written: int, head: int) -> None:
+        self.bytes_written = bytes_written
+        self.head = head
+
+    def try_write(self, payload: Buffer, tag: int = 0) -> bool:
+        return True
+
+    def take_sleeping(self) -> bool:
+        return False
+
+    def poll(self, *_: Any) -> int:
+        return 0
+
+
+_NO_WORDS = memoryview(bytes(DATA_OFFSET)).cast("Q")
 
 
 def _nothing() -> None:

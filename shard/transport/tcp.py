@@ -24,10 +24,10 @@ from shard.errors import (
     ShmFull,
     UnreachableError,
 )
-from shard.frame import FrameDecoder, encode_header
+from shard.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
 from shard.reactor import WARM_TURNS, Reactor
 from shard.slab import BLOCK_BYTES_MIN, Slab
-from shard.transport import Accept, Blocks, Buffer, Connection, Listener, Node, Traffic, Transport
+from shard.transport import Accept, Buffer, Connection, Listener, Node, Traffic, Transport
 from shard.transport.meeting import Door, Greeting, meet
 
 KIND = 1  # in the handshake
@@ -35,6 +35,9 @@ LISTEN_BACKLOG = 1024
 
 # Reads of one connection in one turn, so that a flood from one peer leaves room for the others.
 READS_PER_TURN = 8
+
+# Bodies up to this size are joined with their header: a copy of that size costs less than a second buffer.
+SHORT_BYTES_MAX = 16 << 10
 
 # sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several calls.
 BUFFERS_MAX = 1024
@@ -61,11 +64,13 @@ class TcpConnection(Connection[list[memoryview]]):
     def __init__(self, sock: socket.socket, peer: str, node: Node, slab: Slab) -> None:
         super().__init__(peer, node.limits)
         self._sock = sock
+        self._send_bytes, self._recv_into = sock.send, sock.recv_into  # bound once, for the hot path
         self._slab = slab
         self._partial: list[memoryview] = []  # of the message being written: what the kernel has not taken yet
         self._decoder = FrameDecoder(node.limits, self._allocate)
         self._watched = select.EPOLLIN
         self._bytes_sent = self._bytes_received = 0
+        self._short_bytes_max = SHORT_BYTES_MAX
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setblocking(False)
@@ -79,6 +84,35 @@ class TcpConnection(Connection[list[memoryview]]):
             return np.empty(size, np.uint8)
 
     # -- sending -------------------------------------------------------------------------------------------------------
+
+    def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
+        """The short way for a message without blocks to a socket with room; see Connection.send for the rest."""
+        if (
+            not blocks
+            and not self._partial
+            and not self._outbox
+            and len(body) <= self._short_bytes_max
+            and self._writing.acquire(False)
+        ):
+            message = HEADER.pack(len(body), 0, FRAME_VERSION) + body
+            try:
+                sent = self._send_bytes(message)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise PeerLostError(f"{self.peer} was lost: {error.strerror or error}") from error
+            finally:
+                self._writing.release()
+            self._bytes_sent += sent
+            if self.reactor is not None:
+                self.reactor.warm_turns = WARM_TURNS
+            if sent < len(message):
+                self._partial = [memoryview(message)[sent:]]
+                self._want_writable()
+            elif self._outbox:
+                self.drain()
+            return
+        super().send(body, blocks, stable)
 
     def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
         header = encode_header(len(body), [block.nbytes for block in blocks], self.limits)
@@ -165,6 +199,9 @@ class TcpConnection(Connection[list[memoryview]]):
 
     def _on_ready(self, events: int) -> None:
         try:
+            if events == select.EPOLLIN:
+                self._read()
+                return
             if events & select.EPOLLOUT:
                 self._go_on_writing()
             if events & ~select.EPOLLOUT:
@@ -188,25 +225,25 @@ class TcpConnection(Connection[list[memoryview]]):
 
     def _read(self) -> None:
         decoder = self._decoder
-        if self.reactor is not None:
-            self.reactor.warm_turns = WARM_TURNS
+        reactor = self.reactor
+        if reactor is not None:
+            reactor.warm_turns = WARM_TURNS
         for _ in range(READS_PER_TURN):
             destination = decoder.destination()
             try:
-                count = self._sock.recv_into(destination)
+                count = self._recv_into(destination)
             except BlockingIOError:
                 return
             if not count:
                 self.close(PeerLostError(f"{self.peer} hung up"))
                 return
             self._bytes_received += count
-            decoder.received(count)
-            frame = decoder.next_frame()
+            frame = decoder.received(count)
             while frame is not None:
-                blocks: Blocks = frame.blocks
+                body, blocks = frame
                 for block in blocks:
                     block.flags.writeable = False
-                self.on_message(frame.body, blocks)
+                self.on_message(body, blocks)
                 if self.error is not None:
                     return
                 frame = decoder.next_frame()
@@ -222,6 +259,7 @@ class TcpConnection(Connection[list[memoryview]]):
             self._want_writable()
 
     def _end(self) -> None:
+        self._short_bytes_max = -1  # no more short way
         if self.reactor is not None:
             self.reactor.unwatch(self._sock.fileno())
         self._sock.close()

@@ -1,0 +1,127 @@
+"""The demo as its user runs it: whole, with a worker lost, with a server lost, and interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 90.0
+MANY_EPOCHS = "400"  # of half a second: there is time to interfere
+
+
+def start(*options: str) -> subprocess.Popen[str]:
+    """`prpc demo` with these options, in a session of its own as a terminal gives it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "prpc_engine.cli", "demo", *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S} s"
+        os.sched_yield()
+
+
+def read_until(demo: subprocess.Popen[str], text: str) -> str:
+    """What it printed up to the line that holds `text`."""
+    assert demo.stdout is not None
+    printed = ""
+    for line in demo.stdout:
+        printed += line
+        if text in line:
+            return printed
+    raise AssertionError(f"it ended without printing {text!r}:\n{printed}")
+
+
+def roles_of(demo: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """Its role processes in the order they were started: servers, then workers."""
+    found: list[psutil.Process] = []
+
+    def all_there() -> bool:
+        found[:] = [child for child in psutil.Process(demo.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+        return len(found) == count
+
+    wait_until(all_there, f"{count} roles")
+    return sorted(found, key=lambda process: (process.create_time(), process.pid))
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+def test_a_whole_run_agrees_with_the_baseline_and_writes_its_report(tmp_path: Path) -> None:
+    report_file = tmp_path / "report.json"
+    demo = start("--epochs", "1", "--shards", "1", "--json", str(report_file))
+    output, _ = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 0, output
+    report = json.loads(report_file.read_text())
+    assert report["agrees"] is True
+    assert abs(report["auc"] - report["auc_baseline"]) <= 0.005
+    assert report["auc"] > report["auc_trivial"] > 0.5
+    assert report["examples"] == 261_877
+    assert report["workers_lost"] == 0
+    assert report["messages_per_s"] > 0
+    assert report["megabytes_per_s"] > 0
+    assert "test AUC (agree within 0.005)" in output
+
+
+def test_a_killed_worker_is_named_and_the_others_go_on() -> None:
+    demo = start("--epochs", "20")
+    read_until(demo, "training ...")
+    roles = roles_of(demo, 4)
+    roles[3].kill()
+    output, _ = demo.communicate(timeout=PATIENCE_S)
+    assert "worker 1 (pid" in output, output
+    assert "was killed by SIGKILL; the others go on" in output
+    assert re.search(r"workers lost\s*│\s*1", output), output
+    assert_all_gone(roles)
+
+
+def test_a_killed_server_ends_the_demo_with_its_name_and_exit_code_1() -> None:
+    demo = start("--epochs", MANY_EPOCHS)
+    read_until(demo, "training ...")
+    roles = roles_of(demo, 4)
+    roles[1].kill()
+    output, _ = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 1, output
+    assert re.search(r"server 1 \(pid \d+\) was killed by SIGKILL after [\d,]+ of [\d,]+ examples", output), output
+    assert "Traceback" not in output
+    assert_all_gone(roles)
+
+
+def test_ctrl_c_ends_all_processes_and_leaves_nothing() -> None:
+    demo = start("--epochs", MANY_EPOCHS, "--shards", "1")
+    read_until(demo, "training ...")
+    roles = roles_of(demo, 4)
+    family = psutil.Process(demo.pid).children(recursive=True)
+    os.killpg(demo.pid, signal.SIGINT)  # as the terminal does: to every process of the foreground
+    output, _ = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 130, output
+    assert "Traceback" not in output
+    assert_all_gone([*roles, *family])
+
+
+def test_a_killed_demo_takes_its_processes_with_it() -> None:
+    demo = start("--epochs", MANY_EPOCHS)
+    read_until(demo, "training ...")
+    family = [*roles_of(demo, 4), *psutil.Process(demo.pid).children(recursive=True)]
+    demo.kill()
+    demo.communicate(timeout=PATIENCE_S)
+    assert_all_gone(family)

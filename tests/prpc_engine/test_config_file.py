@@ -1,0 +1,54 @@
+"""configs/default.toml tells the truth, and a bad one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prpc_engine.config import limits_from, load_limits
+from prpc_engine.errors import ConfigError
+from shard import DEFAULT_LIMITS, Limits
+
+DEFAULT_FILE = Path(__file__).parents[2] / "configs" / "default.toml"
+
+
+def test_the_default_file_says_what_the_defaults_are() -> None:
+    assert load_limits(str(DEFAULT_FILE)) == DEFAULT_LIMITS
+    named = [line.partition(" =")[0] for line in DEFAULT_FILE.read_text().splitlines() if " = " in line]
+    assert named == list(Limits.__dataclass_fields__), "every limit stands in the file, with its reason"
+
+
+def test_an_argument_goes_before_the_file_and_the_file_before_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text("[limits]\nring_bytes = 65536\nhandshake_s = 1\n")
+    monkeypatch.setenv("PRPC_CONFIG", str(file))
+    assert limits_from(None) == Limits(ring_bytes=65536, handshake_s=1.0)
+    assert limits_from(Limits(blocks_max=7)) == Limits(blocks_max=7)
+    monkeypatch.delenv("PRPC_CONFIG")
+    assert limits_from(None) == DEFAULT_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[limits]\nring_bytes = -1", "ring_bytes = -1: positive numbers"),
+        ("[limits]\nring_bytes = 'many'", "ring_bytes = 'many'"),
+        ("[limits]\nring_bites = 5", "ring_bites"),
+        ("[limit]\nring_bytes = 5", "unknown section or value 'limit'"),
+        ("[limits\n", "own.toml"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_allowed(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_limits(str(file))
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_limits("/nowhere/own.toml")

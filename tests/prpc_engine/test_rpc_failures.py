@@ -1,0 +1,242 @@
+"""What becomes of calls when servers are slow, die, or come back; and of services that are closed in the middle."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcClient, RpcService
+from prpc_engine.errors import Cancelled, Closed, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
+from tests.prpc_engine.handlers import Handlers
+from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
+
+# What "quickly" means here: far below the timeouts that would end the wait otherwise, far above what a busy machine takes.
+BOUND_S = 10.0
+
+
+class World(NamedTuple):
+    """One server called "test" in a process of its own, and a client of it."""
+
+    transport: str
+    service: RpcService
+    client: RpcClient
+    master: Master
+    server: ServerProcess
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with (
+        Master() as master,
+        ServerProcess(master.address, "test", request.param) as server,
+        RpcService(master=master.address, transports=[request.param]) as service,
+    ):
+        client = service.create_client("test", timeout_s=PATIENCE_S)
+        client.call("echo", 0)
+        yield World(request.param, service, client, master, server)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> str:
+    """A handler that reads it blocks its server until the test writes it."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return str(path)
+
+
+def late_replies(world: World) -> int:
+    return sum(peer.calls.dropped_replies for peer in world.service._node._peers.values())
+
+
+def test_a_blocked_handler_ends_the_call_at_its_deadline_and_its_late_reply_is_dropped_and_counted(
+    world: World, fifo: str
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"no answer to 'read_fifo' from server 0 of 'test' \(rank \d+\) at .* after 0\.\d+ s"):
+        world.client.call("read_fifo", fifo, timeout_s=0.2)
+    assert time.monotonic() - started < BOUND_S
+    assert late_replies(world) == 0
+    Path(fifo).write_text("go on")
+    assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1, "the server answers again"
+    assert late_replies(world) == 1
+
+
+def test_each_call_has_its_own_deadline(world: World, fifo: str) -> None:
+    world.client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)
+    patient = world.client.submit("echo", "patient", timeout_s=PATIENCE_S)
+    hurried = [world.client.submit("echo", number, timeout_s=0.05 * (number + 1)) for number in range(4)]
+    for call in hurried:
+        assert isinstance(call.error(BOUND_S), DeadlineExceeded)
+    assert not patient.done()
+    Path(fifo).write_text("go on")
+    assert patient.result(PATIENCE_S) == "patient"
+
+
+def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_call_goes_on(world: World, fifo: str) -> None:
+    call = world.client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)
+    with pytest.raises(TimeoutError, match="no result within 0.05 s"):
+        call.result(0.05)
+    assert not call.done()
+    Path(fifo).write_text("there it is")
+    assert call.result(PATIENCE_S) == "there it is"
+
+
+def test_a_deadline_passes_although_nobody_waits(world: World, fifo: str) -> None:
+    call = world.client.submit("read_fifo", fifo, timeout_s=0.05)
+    ended = threading.Event()
+    call.add_done_callback(lambda _: ended.set())
+    assert ended.wait(BOUND_S)
+    assert isinstance(call.error(), DeadlineExceeded)
+    Path(fifo).write_text("go on")
+
+
+def test_a_cancelled_call_ends_at_once_and_its_reply_is_dropped(world: World, fifo: str) -> None:
+    call = world.client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)
+    assert call.cancel()
+    assert not call.cancel()
+    with pytest.raises(Cancelled, match="'read_fifo' was cancelled"):
+        call.result()
+    Path(fifo).write_text("go on")
+    assert world.client.call("echo", 1) == 1
+    assert late_replies(world) == 1
+
+
+def test_a_server_killed_in_the_middle_of_calls_ends_them_quickly_with_maybe_executed(world: World, fifo: str) -> None:
+    calls = [world.client.submit("read_fifo", fifo, timeout_s=None), world.client.submit("echo", np.zeros(1_000_000), timeout_s=None)]
+    started = time.monotonic()
+    world.server.kill()
+    for call in calls:
+        error = call.error(BOUND_S)
+        assert isinstance(error, MaybeExecuted)
+        assert "was sent to server 0 of 'test'" in str(error)
+        assert "it may have run" in str(error)
+    assert time.monotonic() - started < BOUND_S
+
+
+def test_a_thread_that_waits_in_call_learns_of_the_death_too(world: World, fifo: str) -> None:
+    errors: list[RpcError] = []
+
+    def ask() -> None:
+        try:
+            world.client.call("read_fifo", fifo, timeout_s=None)
+        except RpcError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    (peer,) = [route.peer for route in world.client._routes.values()]
+    assert peer is not None
+    wait_until(lambda: len(peer.calls.in_flight) == 3)
+    world.server.kill()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert [type(error) for error in errors] == [MaybeExecuted] * 3
+
+
+def test_after_its_death_calls_are_not_sent_until_it_is_started_again_under_its_name(world: World) -> None:
+    world.server.kill()
+    wait_until(lambda: all(route.peer is None or route.peer.lost for route in world.client._routes.values()), "the loss")
+    started = time.monotonic()
+    with pytest.raises(NotSent):  # NoServer once the master knows, NotSent from the old address before
+        world.client.call("echo", 1, timeout_s=BOUND_S)
+    assert time.monotonic() - started < BOUND_S
+    with ServerProcess(world.master.address, "test", world.transport):
+        assert world.client.call("echo", 2, timeout_s=BOUND_S) == 2
+        assert world.client.call("pid") != world.server.pid
+
+
+def test_the_master_gives_the_id_of_a_dead_server_to_the_next(world: World) -> None:
+    world.server.kill()
+    wait_until(lambda: "test" not in world.service._ask_master("services"), "the master's notice")
+    with ServerProcess(world.master.address, "test", world.transport, server_id=0):
+        assert world.service.create_client("test", timeout_s=PATIENCE_S).server_ids == (0,)
+
+
+def test_with_several_servers_the_others_go_on(world: World) -> None:
+    with ServerProcess(world.master.address, "test", world.transport) as second:
+        client = world.service.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
+        assert client.server_ids == (0, 1)
+        assert sorted(client.broadcast("pid")) == sorted([world.server.pid, second.pid])
+        assert client.broadcast("pid") == [client.call_to(0, "pid"), client.call_to(1, "pid")]
+        assert {client.call("pid") for _ in range(100)} == {world.server.pid, second.pid}
+        world.server.kill()
+        (route,) = [route for server_id, route in client._routes.items() if server_id == 0]
+        wait_until(lambda: route.peer is not None and route.peer.lost, "the loss")
+        assert {client.call("pid") for _ in range(50)} == {second.pid}
+
+
+def test_threads_that_wait_find_the_service_closed(world: World, fifo: str) -> None:
+    errors: list[RpcError] = []
+
+    def ask() -> None:
+        try:
+            world.client.call("read_fifo", fifo, timeout_s=None)
+        except RpcError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    (peer,) = [route.peer for route in world.client._routes.values()]
+    assert peer is not None
+    wait_until(lambda: len(peer.calls.in_flight) == 3)
+    world.service.close()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert [type(error) for error in errors] == [Closed] * 3
+    world.server.kill()  # it would go on with the second and third call
+
+
+def test_a_call_in_flight_at_close_ends_with_closed(world: World, fifo: str) -> None:
+    call = world.client.submit("read_fifo", fifo, timeout_s=None)
+    world.service.close()
+    with pytest.raises(Closed, match="this side closed the connection while 'read_fifo'"):
+        call.result(BOUND_S)
+    Path(fifo).write_text("go on")
+
+
+def test_a_server_outlives_its_clients(world: World) -> None:
+    for _ in range(5):
+        with RpcService(master=world.master.address, transports=[world.transport]) as other:
+            client = other.create_client("test")
+            client.submit("echo", np.zeros(100_000))
+            assert client.call("echo", 1) == 1
+    assert world.client.call("echo", 2) == 2
+
+
+def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(world: World) -> None:
+    if world.transport != "shm":
+        pytest.skip("blocks are lent through shared memory only")
+    gc.collect()  # of earlier tests
+    slab = world.service._node.slab
+    before = slab.statistics().blocks_used
+    with RpcService(master=world.master.address, transports=["shm"]) as other:
+        array = np.full(100_000, 5.0)
+        other.create_client("test").call("keep", array)
+    fresh = [slab.empty((100_000,), np.float64) for _ in range(4)]
+    for each in fresh:
+        each[:] = 9
+    assert world.client.call("peek", 99_999) == 5
+    del fresh, each
+    world.client.call("drop")
+    wait_until(lambda: slab.statistics().blocks_used == before, "the end of the lease")
+
+
+def test_in_one_process_a_closed_service_ends_calls_of_the_other() -> None:
+    with Master() as master, RpcService(master=master.address) as caller:
+        callee = RpcService(master=master.address)
+        callee.create_server("test", Handlers(callee))
+        client = caller.create_client("test")
+        nap = client.submit("nap", 60.0, timeout_s=None)
+        assert client.call("echo", 1) == 1
+        callee.close()
+        assert isinstance(nap.error(BOUND_S), MaybeExecuted)

@@ -1,0 +1,114 @@
+"""A service with shards: a server in each, which clients talk to directly."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import prpc_engine
+from prpc_engine import Master, RpcService
+from prpc_engine.errors import ConfigError, RpcError
+from shard import ShardError
+from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def services(request: pytest.FixtureRequest) -> Iterator[tuple[RpcService, RpcService]]:
+    """(one with two shards, one without)."""
+    with (
+        Master() as master,
+        RpcService(master=master.address, shards=2, transports=[request.param]) as sharded,
+        RpcService(master=master.address, transports=[request.param]) as plain,
+    ):
+        yield sharded, plain
+
+
+def test_each_shard_serves_an_instance_of_its_own(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    server = sharded.create_server("test", Plain, sharded=True)
+    assert server.server_ids == (0, 1)
+    client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
+    pids = client.broadcast("pid")
+    assert len({*pids, os.getpid()}) == 3
+    client.call_to(0, "hear", "only here")
+    assert client.broadcast("heard_so_far") == [["only here"], []]
+    big = prpc_engine.empty((500_000,), np.float64)
+    big[:] = 3
+    for answer in client.broadcast("first_and_last", big):
+        assert answer == (3, 3)
+    for double in client.broadcast("double", np.arange(100_000)):
+        assert double[-1] == 199_998
+
+
+def test_the_owner_of_the_shards_can_call_them_too(services: tuple[RpcService, RpcService]) -> None:
+    sharded, _ = services
+    sharded.create_server("test", Plain, sharded=True)
+    client = sharded.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
+    assert client.broadcast("add", 1, 2) == [3, 3]
+
+
+def test_shards_have_the_rank_of_their_service(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    assert sorted((sharded.rank, plain.rank)) == [0, 1]
+    assert sharded._ask_master("ranks") == [0, 1]
+
+
+def test_sharded_servers_can_be_taken_back(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    server = sharded.create_server("test", Plain, sharded=True)
+    client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
+    assert client.broadcast("echo", 1) == [1, 1]
+    server.close()
+    wait_until(lambda: "test" not in plain._ask_master("services"), "the end of the service")
+    with pytest.raises(RpcError):
+        client.call("echo", 1)
+
+
+def test_a_killed_shard_ends_its_server_and_not_the_other(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    sharded.create_server("test", Plain, sharded=True)
+    client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
+    first, second = client.broadcast("pid")
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: len(plain._ask_master("lookup", "test", 0, 0.0)) == 1, "the master's notice")
+    assert client.call_to(1, "pid") == second
+    with pytest.raises(RpcError):
+        client.call_to(0, "pid", timeout_s=PATIENCE_S)
+
+
+def test_a_sharded_server_needs_shards_and_a_factory(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    with pytest.raises(ConfigError, match="sharded=True needs shards"):
+        plain.create_server("test", Plain, sharded=True)
+    with pytest.raises(ConfigError, match="needs a factory"):
+        sharded.create_server("test", {"one": 1}, sharded=True)
+
+
+def test_a_factory_that_raises_is_told_to_the_maker(services: tuple[RpcService, RpcService]) -> None:
+    sharded, _ = services
+    with pytest.raises(ZeroDivisionError) as caught:
+        sharded.create_server("test", _broken_factory, sharded=True)
+    assert "_broken_factory" in str(caught.value.__cause__)
+    sharded.create_server("test", Plain, sharded=True)
+
+
+def _broken_factory() -> object:
+    return 1 // 0
+
+
+def test_shards_that_cannot_be_started_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Master(secret="right") as master:
+        monkeypatch.setattr("prpc_engine.service.ShardSettings", _settings_with_another_secret)
+        with pytest.raises((RpcError, ShardError)):
+            RpcService(master=master.address, shards=1, secret="right")
+
+
+def _settings_with_another_secret(**settings: object) -> object:
+    from prpc_engine.sharded import ShardSettings
+
+    return ShardSettings(**{**settings, "secret": b"wrong"})  # type: ignore[arg-type]

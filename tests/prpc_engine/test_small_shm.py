@@ -1,0 +1,136 @@
+"""A /dev/shm without room: a named error at once or the way over tcp, never SIGBUS, and the service works after it.
+
+Each test runs a program in a mount namespace of its own, with a small tmpfs at /dev/shm; for that it needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.prpc_engine.processes import PATIENCE_S, ROOT
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare"),
+]
+
+BEGIN = """
+import numpy as np
+import prpc_engine
+from prpc_engine import Master, RpcService, errors
+
+class Handlers:
+    def echo(self, value):
+        return value
+    def last(self, array):
+        return float(array.flat[-1])
+    def grow(self, count):
+        return np.ones(count)
+
+def refused(act, *words):
+    try:
+        act()
+    except errors.ShmFull as error:
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError("no ShmFull")
+
+def run():
+    with Master() as master, RpcService(master=master.address, transports=TRANSPORTS) as serving, \\
+            RpcService(master=master.address, transports=TRANSPORTS) as service:
+        serving.create_server("test", Handlers())
+        test(service, service.create_client("test"))
+    print("all is well")
+"""
+END = """
+if __name__ == "__main__":
+    run()
+"""
+
+
+def run_with_small_shm(size: str, program: str, transports: list[str]) -> None:
+    script = f"TRANSPORTS = {transports!r}\n{BEGIN}\n{program}\n{END}"
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm && exec {sys.executable} -W error -c \"$0\""
+    ran = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    if "unshare failed" in ran.stderr or "permission denied" in ran.stderr:
+        pytest.skip(f"no mount namespace here: {ran.stderr.strip()}")
+    assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stderr}"
+    assert ran.stdout == "all is well\n"
+
+
+def test_an_array_that_does_not_fit_is_shm_full_with_what_there_is_and_what_to_do() -> None:
+    program = """
+def test(service, client):
+    refused(lambda: prpc_engine.empty((10_000_000,), np.float64), "/dev/shm has no room for a segment of 80.0 MiB", "of 24.0 MiB free", "PRPC_SLAB_BYTES_MAX")
+    refused(lambda: client.call("last", np.ones(10_000_000)), "/dev/shm has no room", "--shm-size")
+    refused(lambda: client.submit("last", np.ones(10_000_000)), "/dev/shm has no room")
+    refused(lambda: client.notify("last", np.ones(10_000_000)), "/dev/shm has no room")
+    for _ in range(20):
+        assert client.call("last", np.ones(100_000)) == 1
+        assert client.call("echo", 1) == 1
+"""
+    run_with_small_shm("24m", program, ["shm"])
+
+
+def test_a_result_that_does_not_fit_is_an_error_of_the_server() -> None:
+    program = """
+def test(service, client):
+    try:
+        client.call("grow", 10_000_000)
+    except errors.RemoteError as error:
+        assert "returned what cannot be sent: /dev/shm has no room" in str(error), str(error)
+    else:
+        raise AssertionError("no RemoteError")
+    assert client.call("echo", 1) == 1
+"""
+    run_with_small_shm("24m", program, ["shm"])
+
+
+def test_a_slab_that_fills_up_is_no_sigbus_and_takes_arrays_again_when_others_are_gone() -> None:
+    program = """
+def test(service, client):
+    kept = []
+    client.call("echo", 1)  # connected while there is room for rings
+    def fill():
+        while True:
+            kept.append(prpc_engine.empty((250_000,), np.float32))
+            kept[-1][:] = len(kept)
+    refused(fill, "/dev/shm has no room", "MiB free")
+    assert len(kept) > 4
+    assert all(client.call("last", array) == number for number, array in enumerate(kept, 1))
+    kept.clear()
+    for _ in range(20):
+        assert client.call("last", np.ones(250_000, np.float32)) == 1
+"""
+    run_with_small_shm("24m", program, ["shm"])
+
+
+def test_without_room_for_rings_the_peers_talk_over_tcp() -> None:
+    program = """
+def test(service, client):
+    assert client.call("echo", "hello") == "hello"
+    assert client.call("last", np.ones(1_000_000)) == 1, "a received block goes to ordinary memory then"
+    (way,) = [text for text in service.transports.values() if "no room" in text]
+    assert way.startswith("tcp to "), way
+"""
+    run_with_small_shm("1m", program, ["shm", "tcp"])
+
+
+def test_without_room_for_rings_and_without_tcp_nothing_is_sent_and_the_reason_is_named() -> None:
+    program = """
+def test(service, client):
+    try:
+        client.call("echo", 1)
+    except errors.NotSent as error:
+        assert "/dev/shm has no room for a segment" in str(error), str(error)
+    else:
+        raise AssertionError("no NotSent")
+"""
+    run_with_small_shm("1m", program, ["shm"])

@@ -1,0 +1,195 @@
+"""Pieces of shared memory: their names vanish at once, and those that were kept can be told from garbage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shard import ShmFull, collect_garbage, find_garbage
+from shard.segment import SHM_FOLDER, Segment, start_ticks, unlink
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 30.0
+
+
+def names() -> set[str]:
+    return set(os.listdir(SHM_FOLDER))
+
+
+class Maker:
+    """A process that makes a segment with a name, says the name, and waits to be told to end."""
+
+    PROGRAM = (
+        "import sys\nfrom shard.segment import Segment\n"
+        "segment = Segment.create(4096, keep_name=True)\nprint(segment.name, flush=True)\nsys.stdin.read()"
+    )
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", self.PROGRAM], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        with self.process.stdout:
+            self.name = self.process.stdout.readline().strip()
+        self.path = SHM_FOLDER / self.name.removeprefix("/")
+
+    def end(self, kill: bool) -> int:
+        assert self.process.stdin is not None
+        if kill:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.stdin.close()
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def maker() -> Iterator[Maker]:
+    made = Maker()
+    yield made
+    made.end(kill=True)
+    unlink(made.name)
+
+
+def test_a_segment_has_no_name_from_the_start_on_and_is_zeroed() -> None:
+    before = names()
+    segment = Segment.create(100_000)
+    assert names() == before
+    assert segment.name is None
+    assert len(segment.memory) == segment.size_bytes == 100_000
+    assert not any(segment.memory)
+    segment.close()
+
+
+def test_whoever_is_handed_the_descriptor_sees_the_same_memory() -> None:
+    segment = Segment.create(8192)
+    other = Segment.attach(os.dup(segment.fd))
+    segment.memory[100:105] = b"hello"
+    assert bytes(other.memory[100:105]) == b"hello"
+    assert other.size_bytes == 8192
+    segment.close()
+    assert bytes(other.memory[100:105]) == b"hello"
+    other.close()
+
+
+def test_all_its_pages_are_reserved_and_only_this_user_may_read_it() -> None:
+    segment = Segment.create(1 << 20)
+    status = os.fstat(segment.fd)
+    assert status.st_blocks * 512 >= 1 << 20
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    segment.close()
+
+
+def test_arrays_on_it_outlive_its_closing() -> None:
+    segment = Segment.create(4096)
+    array = np.frombuffer(segment.memory, np.uint8)
+    array[:] = 3
+    segment.close()
+    segment.close()
+    assert int(array.sum()) == 3 * 4096
+
+
+def test_one_that_does_not_fit_is_shm_full_and_leaves_nothing() -> None:
+    before = names()
+    with pytest.raises(ShmFull, match=r"/dev/shm has no room for a segment of .* MiB: .* MiB of .* MiB free; run `prpc gc`"):
+        Segment.create(1 << 50)
+    assert names() == before
+
+
+def test_a_kept_name_opens_elsewhere_and_goes_when_it_is_unlinked() -> None:
+    segment = Segment.create(4096, keep_name=True)
+    assert segment.name is not None
+    other = Segment.open(segment.name)
+    segment.memory[0] = 9
+    assert other.memory[0] == 9
+    unlink(segment.name)
+    unlink(segment.name)
+    assert other.memory[0] == 9
+    with pytest.raises(FileNotFoundError, match="its owner is gone"):
+        Segment.open(segment.name)
+    other.close()
+    segment.close()
+
+
+def test_a_kept_name_says_whose_it_is(maker: Maker) -> None:
+    prefix, uid, job, pid, start, _ = maker.name.removeprefix("/").split(".")
+    assert prefix == "prpc"
+    assert job == os.environ["PRPC_JOB"]
+    assert (int(uid), int(pid), int(start)) == (os.getuid(), maker.process.pid, start_ticks(maker.process.pid))
+
+
+def test_a_process_that_ends_takes_its_kept_names_along(maker: Maker) -> None:
+    assert maker.path.exists()
+    assert maker.end(kill=False) == 0
+    assert not maker.path.exists()
+
+
+def test_what_a_killed_process_leaves_is_found_and_removed(maker: Maker) -> None:
+    maker.end(kill=True)
+    assert maker.path.exists()
+    assert maker.name in find_garbage()
+    assert maker.name in collect_garbage()
+    assert not maker.path.exists()
+    assert maker.name not in find_garbage()
+
+
+def test_what_is_not_waited_for_yet_counts_as_living_no_longer(maker: Maker) -> None:
+    maker.process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, maker.process.pid, os.WEXITED | os.WNOWAIT)  # dead, and a zombie
+    assert maker.name in find_garbage()
+
+
+def test_names_of_living_processes_are_never_garbage(maker: Maker) -> None:
+    own = Segment.create(4096, keep_name=True)
+    assert own.name is not None
+    assert {own.name, maker.name}.isdisjoint(find_garbage())
+    collect_garbage()
+    assert maker.path.exists()
+    Segment.open(own.name).close()
+    unlink(own.name)
+    own.close()
+
+
+def test_a_name_whose_pid_lives_again_as_another_process_is_garbage(maker: Maker) -> None:
+    fields = maker.name.removeprefix("/").split(".")
+    reused = SHM_FOLDER / ".".join([*fields[:4], str(int(fields[4]) - 1), "0" * 16])  # same pid, started before
+    reused.write_bytes(b"left behind")
+    assert f"/{reused.name}" in collect_garbage()
+    assert not reused.exists()
+    assert maker.path.exists()
+
+
+@pytest.mark.parametrize("name", ["other.{uid}.0.1.1.x", "prpc.{uid}.0.notapid.1.x", "prpc.{uid}.0.1.x", "prpc.{other}.0.999999999.1.x"])
+def test_what_is_not_ours_is_left_alone(name: str) -> None:
+    path = SHM_FOLDER / name.format(uid=os.getuid(), other=os.getuid() + 1)
+    path.write_bytes(b"not ours")
+    try:
+        assert f"/{path.name}" not in find_garbage()
+        collect_garbage()
+        assert path.exists()
+    finally:
+        path.unlink()
+
+
+def test_processes_killed_with_segments_leave_nothing() -> None:
+    program = (
+        "import os, signal\nfrom shard.segment import Segment\n"
+        "segments = [Segment.create(4096) for _ in range(20)]\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    before = names()
+    running = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) for _ in range(10)]
+    assert [process.wait(PATIENCE_S) for process in running] == [-signal.SIGKILL] * 10
+    assert names() == before
+
+
+def test_start_ticks_name_a_process_for_good() -> None:
+    assert start_ticks(os.getpid()) == start_ticks(os.getpid())
+    assert start_ticks(os.getppid()) != start_ticks(os.getpid())
+    assert start_ticks(1 << 30) is None
