@@ -26,7 +26,8 @@ import shard
 from perf import peers
 from perf.child import Announce
 from perf.harness import Candidate, Place, Result, compare
-from perf.peers import Job, PeerInfo, open_peer
+from perf.peers import PeerInfo, open_peer
+from perf.peers.face import Job
 from perf.targets import Target
 from perf.timing import FULL, TINY, Effort, Sample, time_each
 

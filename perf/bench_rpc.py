@@ -27,7 +27,8 @@ from functools import partial
 
 from perf import peers
 from perf.harness import Candidate, Place, Result, compare
-from perf.peers import Job, PeerInfo, open_peer
+from perf.peers import PeerInfo, open_peer
+from perf.peers.face import Job
 from perf.targets import Target
 from perf.timing import FULL, TINY, Effort, Sample, time_each
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from perf import peers
 from perf.harness import Candidate, Place, Result, compare
-from perf.peers import Job, PeerInfo, open_peer
-from perf.peers.face import ITEM
+from perf.peers import PeerInfo, open_peer
+from perf.peers.face import ITEM, Job
 from perf.targets import Target
 from perf.timing import FULL, TINY, Effort, Sample, time_each
 

@@ -246,7 +246,8 @@ class Decoder:
         return self._blocks[number]
 
     def _dtype(self, name: Any) -> np.dtype[Any]:
-        if type(name) is not str or len(name) > 32:
+        # Looked at before numpy does: its parser takes far more than dtype.str ever says, some of it with a warning.
+        if type(name) is not str or not 3 <= len(name) <= 32 or name[0] not in "<>|" or name[1] not in DTYPE_KINDS:
             raise ArchiveError(f"dtype {name!r}")
         dtype: np.dtype[Any] = np.dtype(name)
         if dtype.kind not in DTYPE_KINDS or dtype.str != name:

@@ -83,7 +83,7 @@ def slab_bytes_max() -> int:
     text = os.environ.get("PRPC_SLAB_BYTES_MAX")
     if text is None:
         return SLAB_BYTES_MAX
-    if not text.isdigit() or int(text) < 1 << 20:
+    if not text.isdecimal() or int(text) < 1 << 20:
         raise ConfigError(f"PRPC_SLAB_BYTES_MAX={text!r}: a number of bytes from {1 << 20} on is allowed")
     return int(text)
 

@@ -41,7 +41,7 @@ MASTER_ROUTE = MasterRoute()
 def host_and_port(address: str) -> tuple[str, int]:
     """The parts of "host:port"; raises ConfigError with what is allowed."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise errors.ConfigError(f"{address!r} is no address: host:port expected, such as 127.0.0.1:0")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

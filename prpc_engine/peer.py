@@ -98,15 +98,15 @@ class Peer:
         self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None, stable: bool
     ) -> Call:
         """Send one request. Raises NotSent, Backpressure, BadArguments, ShmFull."""
-        if timeout_s is not None and not 0.0 <= timeout_s <= TIMEOUT_S_MAX:
-            raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
         body, blocks = encode_arguments(arguments)
         calls = self.calls
         now = monotonic()
         if timeout_s is None:
             deadline, wait_ms = NEVER, 0
-        else:
+        elif 0.0 <= timeout_s <= TIMEOUT_S_MAX:
             deadline, wait_ms = now + timeout_s, int(timeout_s * 1000.0) + 1
+        else:
+            raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
         call_id = calls.next_id()
         call = self._in_flight[call_id] = Call(self._waiter, 0, None, None, calls, call_id, (method, route, now), deadline)
         if deadline < calls.soonest:
@@ -264,8 +264,8 @@ class Peer:
                 return errors.Closed(f"this side closed the connection while {method!r} of {client} was in flight")
             after = self.reactor.clock() - started
             return errors.MaybeExecuted(
-                f"{method!r} was sent to {client}, and the peer was lost {after:.3f} s later ({error}): it may have run; retry it "
-                "only if running it twice is harmless"
+                f"{method!r} was sent to {client}, and the peer was lost {after:.3f} s later ({error}): it may have run; "
+                "retry it only if running it twice is harmless"
             )
 
         self.lost = True

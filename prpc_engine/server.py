@@ -28,7 +28,7 @@ _calling: Peer | None = None
 
 
 def calling_peer() -> Peer | None:
-    """Who made the request that is being handled: in a handler, before its first await. None outside one."""
+    """Who made the request that is being handled. For a handler to ask first thing: once it waits, others are handled."""
     return _calling
 
 
@@ -119,21 +119,19 @@ class Server:
             peer.fail(call_id, Status.BAD_ARGUMENTS, "ArchiveError", str(error), "")
             return
         self.requests += 1
-        outer, _calling = _calling, peer
+        _calling = peer
         try:
             value = function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a handler that exits ends its call, not the reactor
             self._function_raised(peer, call_id, key, arguments, error)
             return
-        finally:
-            _calling = outer
         del arguments  # the caller gets its blocks back before the answer, unless the handler keeps them
         if type(value) is not bytes and inspect.iscoroutine(value):
             self._run_task(peer, call_id, timeout_ms, value)
         elif call_id and not peer.reply(call_id, value):
             self.failures += 1
 
-    def _function_raised(self, peer: Peer, call_id: int, key: int, arguments: Sequence[Any], error: Exception) -> None:
+    def _function_raised(self, peer: Peer, call_id: int, key: int, arguments: Sequence[Any], error: BaseException) -> None:
         method = self._methods[key]
         if isinstance(error, TypeError) and not _fits(method, arguments):
             self.rejected += 1

@@ -6,6 +6,7 @@ late reply and a deadline can race without harm. Callbacks run in the thread tha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -111,7 +112,7 @@ class Future(msgspec.Struct, eq=False):
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.finished:
-            loop = _running_asyncio_loop()
+            loop = running_asyncio_loop()
             if loop is None:
                 yield self  # to the Task that drives this coroutine
             else:
@@ -121,10 +122,15 @@ class Future(msgspec.Struct, eq=False):
         return self.result()
 
 
-def _running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
+def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
     """The loop of this thread, or None; asyncio is not imported for the question: it would cost every start 50 ms."""
     module = sys.modules.get("asyncio")
     return module._get_running_loop() if module is not None else None
+
+
+def set_running_asyncio_loop(loop: asyncio.AbstractEventLoop | None) -> None:
+    """What running_asyncio_loop() of this thread answers from now on."""
+    sys.modules["asyncio"]._set_running_loop(loop)
 
 
 def _in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
@@ -135,5 +141,9 @@ def _in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> asyncio.Futu
         if not theirs.done():
             theirs.set_result(None)
 
-    future.add_done_callback(lambda _: loop.call_soon_threadsafe(finish))
+    def tell(_: Future) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+            loop.call_soon_threadsafe(finish)
+
+    future.add_done_callback(tell)
     return theirs

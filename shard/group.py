@@ -35,7 +35,7 @@ from shard.mesh import Lane, Tally
 from shard.reactor import Reactor
 from shard.segment import Segment
 from shard.slab import Slab
-from shard.transport.shm import ShmConnection, connection_over, make_rings
+from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
 
 SHARDS_MAX = 256  # a lane per pair: 32,896 of them by then
 RING_BYTES = 256 << 10  # of each of a lane's two rings: N x N of them

@@ -142,7 +142,7 @@ class Reactor:
         """Ask the sources alone, and descriptors while they are warm, up to `turns` times until something is found; whether.
 
         What a short wait costs: no clock, no timers, no tasks."""
-        if self._ready:
+        if self._ready or self.closed:
             return 0
         polls = self._polls
         if self.warm_turns:
@@ -176,6 +176,8 @@ class Reactor:
         return steps
 
     def _poll_descriptors(self, timeout_s: float) -> int:
+        if self.closed:  # by something that this very turn ran
+            return 0
         events = self._epoll.poll(timeout_s, EVENTS_MAX)
         self._dispatch(events)
         return len(events)

@@ -35,7 +35,10 @@ def start_ticks(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])  # field 22 of proc(5); the name before ")" may hold spaces
+    fields = stat.rpartition(")")[2].split()  # from field 3 of proc(5) on; the name before ")" may hold spaces
+    if fields[0] in "ZX" and int(fields[17]) <= 1:
+        return None  # dead, and nobody has waited for it; a first thread that ended before others is a zombie too
+    return int(fields[19])
 
 
 def _new_name() -> str:
@@ -130,7 +133,7 @@ def find_garbage() -> list[str]:
     dead = []
     for path in SHM_FOLDER.glob(f"{PREFIX}.{os.getuid()}.*"):
         fields = path.name.split(".")
-        if len(fields) != 6 or not fields[3].isdigit():
+        if len(fields) != 6 or not fields[3].isdecimal():
             continue
         if str(start_ticks(int(fields[3]))) != fields[4]:
             dead.append("/" + path.name)

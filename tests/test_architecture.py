@@ -72,9 +72,7 @@ IMPURE = {
 NO_PACK_INTO = {"shard.counters", "shard.ring"}
 
 LINES_MAX = 500
-LONGER_FOR_A_REASON = {
-    "shard.transport.shm": "one connection: its rings, leases and doorbell begin and end together",
-}
+LONGER_FOR_A_REASON: dict[str, str] = {}
 
 # Layers from the ground up; a module sees those in layers below its own. Names ending in "." stand for a whole package.
 LAYERS = {
@@ -85,7 +83,7 @@ LAYERS = {
         ("shard.task", "shard.slab", "shard.handle"),
         ("shard.reactor", "shard.leases"),
         ("shard.transport", "shard.driver"),
-        ("shard.transport.meeting", "shard.mesh"),
+        ("shard.transport.meeting", "shard.transport.shm_connection", "shard.mesh"),
         ("shard.transport.memory", "shard.transport.tcp", "shard.transport.shm"),
         ("shard.group",),
         ("shard",),

@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
 
 def _count(most: int, least: int = 1) -> Any:
     def count(text: str) -> int:
-        if not text.isdigit() or not least <= int(text) <= most:
+        if not text.isdecimal() or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {least} to {most} is allowed")
         return int(text)
 

@@ -46,7 +46,7 @@ BUFFERS_MAX = 1024
 def parse_address(address: str) -> tuple[str, int]:
     """("host", port) of "tcp://host:port"; IPv6 hosts stand in brackets. Raises UnreachableError with what is allowed."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535 or not host:
+    if not colon or not port.isdecimal() or int(port) > 65535 or not host:
         raise UnreachableError(f"{address!r} is no address: host:port expected, such as 127.0.0.1:9394 or [::1]:9394")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

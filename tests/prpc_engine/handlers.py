@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,12 @@ class Plain:
 
     def boom(self, text: str) -> None:
         raise KeyError(text)
+
+    def leave(self) -> None:
+        sys.exit("enough")
+
+    async def leave_async(self) -> None:
+        sys.exit("enough")
 
     def pid(self) -> int:
         return os.getpid()

@@ -117,6 +117,12 @@ def test_a_handler_that_raises_gives_its_type_message_and_traceback(world: World
     assert error.remote_traceback in rest
 
 
+def test_a_handler_that_exits_ends_its_call_and_not_the_server(world: World) -> None:
+    for method in ("leave", "leave_async"):
+        with refused(errors.RemoteError, f"{method!r}", "raised SystemExit: enough"):
+            world.client.call(method)
+
+
 class Custom:
     """Nothing that a message can hold."""
 
@@ -134,9 +140,21 @@ class Custom:
         (1 << 10_000, ("argument 0 is an integer of 1251 bytes", "at most 1024")),
         ("\ud800", ("cannot be put into a message",)),
     ],
-    ids=["set", "custom class", "function", "array of objects", "array of objects inside", "records", "key", "integer", "surrogate"],
+    ids=[
+        "set",
+        "custom class",
+        "function",
+        "array of objects",
+        "array of objects inside",
+        "records",
+        "key",
+        "integer",
+        "surrogate",
+    ],
 )
-def test_an_argument_that_cannot_be_sent_is_named_with_its_place(world: World, value: Any, words: tuple[str, ...]) -> None:
+def test_an_argument_that_cannot_be_sent_is_named_with_its_place(
+    world: World, value: Any, words: tuple[str, ...]
+) -> None:
     with refused(errors.BadArguments, *words):
         world.client.call("echo", value)
     with refused(errors.BadArguments, *words):
@@ -162,6 +180,12 @@ def test_arguments_that_do_not_fit_are_refused_with_the_signature(world: World) 
 def test_a_type_error_inside_a_handler_is_the_handlers(world: World) -> None:
     with refused(errors.RemoteError, "'add'", "raised TypeError"):
         world.client.call("add", "one", 2)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf"), 1e12])
+def test_an_impossible_timeout_is_refused_with_the_bounds(world: World, timeout_s: float) -> None:
+    with refused(errors.BadArguments, f"timeout_s={timeout_s!r}", "0 to 4000000 seconds are allowed, or None"):
+        world.client.call("echo", 1, timeout_s=timeout_s)
 
 
 def test_an_object_dtype_has_no_place_in_the_slab() -> None:
@@ -237,12 +261,12 @@ def test_an_object_without_methods_cannot_be_served(world: World, served: object
 def silent() -> Iterator[str]:
     """An address where connections are accepted and nothing is ever said."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield "127.0.0.1:{}".format(listener.getsockname()[1])
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_a_master_that_is_not_there_is_unreachable_at_once(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = "127.0.0.1:{}".format(listener.getsockname()[1])
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
     with refused(errors.MasterUnreachable, f"no master answers at {address}", "start one", "mend the address"):
         RpcService(master=address)
 
@@ -252,7 +276,9 @@ def test_a_master_that_says_nothing_is_unreachable_in_time(world: World, silent:
         RpcService(master=silent, timeout_s=0.3)
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"])
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"]
+)
 def test_an_address_that_is_none_is_named_with_what_is_expected(address: str) -> None:
     with refused(errors.ConfigError, repr(address), "host:port expected"):
         RpcService(master=address)
@@ -361,7 +387,15 @@ def hung_up(sock: socket.socket) -> bool:
         struct.pack("<IHH", 3, 0, 1) + b"???",
         struct.pack("<IHH", 24, 0, 1) + bytes(24),
     ],
-    ids=["body over the limit", "largest body", "block over the limit", "too many blocks", "version", "short message", "kind"],
+    ids=[
+        "body over the limit",
+        "largest body",
+        "block over the limit",
+        "too many blocks",
+        "version",
+        "short message",
+        "kind",
+    ],
 )
 def test_a_frame_that_breaks_the_protocol_ends_that_connection_only(frame: bytes) -> None:
     with Master() as master, RpcService(master=master.address, transports=["tcp"]) as service:
@@ -434,7 +468,9 @@ def test_a_result_over_the_servers_limits_is_an_error_of_the_server() -> None:
         assert client.call("little") == 1
 
 
-def test_a_secret_file_that_cannot_be_read_or_is_empty_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_file_that_cannot_be_read_or_is_empty_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "secret"
     monkeypatch.setenv("PRPC_SECRET_FILE", str(path))
     with refused(errors.ConfigError, f"PRPC_SECRET_FILE={str(path)!r}", "cannot be read"):

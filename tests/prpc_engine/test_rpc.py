@@ -87,7 +87,7 @@ def test_every_value_comes_back_equal_and_of_the_same_type(world: World) -> None
         assert type(back) is type(value)
 
 
-ARRAYS = [
+ARRAYS: list[np.ndarray[Any, Any]] = [
     np.arange(10),
     np.zeros((0, 3), np.float32),
     np.array(3.5),
@@ -219,6 +219,13 @@ def test_async_handlers_answer_like_others(world: World) -> None:
     assert world.client.call("nap", 0.001) == "rested"
     with pytest.raises(RemoteError, match="raised OSError: gone"):
         world.client.call("boom_async", "gone")
+
+
+def test_a_blocking_call_inside_a_coroutine_works_as_anywhere(world: World) -> None:
+    async def in_a_notebook() -> list[object]:
+        return [world.client.call("echo", 1), world.client.call("nap", 0.001), await world.client.submit("nap", 0.001)]
+
+    assert asyncio.run(in_a_notebook()) == [1, "rested", "rested"]
 
 
 def test_many_async_handlers_wait_at_the_same_time(world: World) -> None:

@@ -16,7 +16,9 @@ from tests.prpc_engine.processes import PATIENCE_S, ROOT
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare"
+    ),
 ]
 
 BEGIN = """
@@ -55,9 +57,14 @@ if __name__ == "__main__":
 
 def run_with_small_shm(size: str, program: str, transports: list[str]) -> None:
     script = f"TRANSPORTS = {transports!r}\n{BEGIN}\n{program}\n{END}"
-    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm && exec {sys.executable} -W error -c \"$0\""
+    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec {sys.executable} -W error -c "$0"'
     ran = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        ["unshare", "-m", "sh", "-c", mount, script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     if "unshare failed" in ran.stderr or "permission denied" in ran.stderr:
         pytest.skip(f"no mount namespace here: {ran.stderr.strip()}")
@@ -68,7 +75,8 @@ def run_with_small_shm(size: str, program: str, transports: list[str]) -> None:
 def test_an_array_that_does_not_fit_is_shm_full_with_what_there_is_and_what_to_do() -> None:
     program = """
 def test(service, client):
-    refused(lambda: prpc_engine.empty((10_000_000,), np.float64), "/dev/shm has no room for a segment of 80.0 MiB", "of 24.0 MiB free", "PRPC_SLAB_BYTES_MAX")
+    words = "/dev/shm has no room for a segment of 80.0 MiB", "of 24.0 MiB free", "PRPC_SLAB_BYTES_MAX"
+    refused(lambda: prpc_engine.empty((10_000_000,), np.float64), *words)
     refused(lambda: client.call("last", np.ones(10_000_000)), "/dev/shm has no room", "--shm-size")
     refused(lambda: client.submit("last", np.ones(10_000_000)), "/dev/shm has no room")
     refused(lambda: client.notify("last", np.ones(10_000_000)), "/dev/shm has no room")

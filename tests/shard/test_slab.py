@@ -11,9 +11,11 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shard import ForkedError, LocalProtocolError, ShmFull, Slab
 from shard.slab import (
@@ -37,7 +39,7 @@ def slab() -> Iterator[Slab]:
     made.close()
 
 
-def address(array: np.ndarray) -> int:  # type: ignore[type-arg]
+def address(array: NDArray[Any]) -> int:
     place: int = array.__array_interface__["data"][0]
     return place
 
@@ -76,7 +78,7 @@ def test_arrays_are_aligned_writable_and_do_not_overlap(slab: Slab) -> None:
 
 def test_an_array_has_the_shape_and_dtype_asked_for(slab: Slab) -> None:
     array = slab.empty((3, 4, 5), np.float64)
-    assert (array.shape, array.dtype) == ((3, 4, 5), np.float64)
+    assert (array.shape, array.dtype) == ((3, 4, 5), np.dtype(np.float64))
     assert array.flags.c_contiguous
     assert type(array) is np.ndarray
     assert slab.empty(7).shape == (7,)
@@ -107,7 +109,7 @@ def test_a_dropped_array_gives_its_block_to_the_next_of_that_size(slab: Slab) ->
 
 def test_a_block_is_used_as_long_as_any_view_of_it(slab: Slab) -> None:
     array = slab.empty((1000, 100), np.float32)
-    views = [array[3:], array.reshape(-1)[::7], array.T, memoryview(array)[2:], array.view(np.uint8), np.asarray(array)]
+    views = [array[3:], array.reshape(-1)[::7], array.T, memoryview(array.data)[2:], array.view(np.uint8), np.asarray(array)]
     views.append(np.frombuffer(array, np.float64))
     del array
     gc.collect()
@@ -135,9 +137,8 @@ def test_arrays_may_be_made_and_dropped_by_several_threads(slab: Slab) -> None:
             array = slab.empty((int(random.integers(1, 50_000)),), np.uint8)
             array[:] = name
             kept.append(array)
-            if len(kept) > 5:
-                if (kept.pop(0) != name).any():
-                    wrong.append(name)
+            if len(kept) > 5 and (kept.pop(0) != name).any():
+                wrong.append(name)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
     for thread in threads:
@@ -169,7 +170,12 @@ def test_the_block_under_any_view_is_found_with_its_offset(slab: Slab) -> None:
 
 def test_arrays_from_elsewhere_have_no_block_here(slab: Slab) -> None:
     elsewhere = Slab()
-    for array in (np.zeros(10_000), np.frombuffer(bytes(100), np.uint8), elsewhere.empty(10_000), np.asarray(memoryview(b"abc"))):
+    for array in (
+        np.zeros(10_000),
+        np.frombuffer(bytes(100), np.uint8),
+        elsewhere.empty(10_000),
+        np.asarray(memoryview(b"abc")),
+    ):
         assert slab.block_of(array) is None
     copy = slab.empty((10,)).copy()
     assert slab.block_of(copy) is None
@@ -301,7 +307,9 @@ def test_a_slab_is_refused_in_a_fork_of_its_process(slab: Slab) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare")
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare"
+)
 def test_a_small_dev_shm_is_shm_full_at_once_and_never_sigbus() -> None:
     program = """
 import numpy as np
@@ -322,9 +330,14 @@ kept.pop()
 slab.empty((1 << 20,), np.uint8)[:] = 1
 print("all is well")
 """
-    mount = f"mount -t tmpfs -o size=20m tmpfs /dev/shm && exec {sys.executable} -W error -c \"$0\""
+    mount = f'mount -t tmpfs -o size=20m tmpfs /dev/shm && exec {sys.executable} -W error -c "$0"'
     ran = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        ["unshare", "-m", "sh", "-c", mount, program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     if "unshare failed" in ran.stderr or "permission denied" in ran.stderr:
         pytest.skip(f"no mount namespace here: {ran.stderr.strip()}")

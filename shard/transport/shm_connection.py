@@ -1,0 +1,470 @@
+"""Messages between two processes of one host: two rings for the messages, a Unix socket, and blocks by reference.
+
+How the two came by socket and segment is not told here: shm.py meets strangers, group.py hands them to its children. The
+socket is the doorbell: a byte wakes a peer that sleeps, a descriptor of a slab segment goes before the first message that
+refers to it, and the socket's end is the peer's death, seen at once.
+
+    socket   0x00                           ring: look at your ring
+             0x47                           goodbye: the sender has closed; arrays lent either way may still be read
+             0x53 and a number (4 bytes)    segment: comes with the descriptor of the sender's slab segment of that number
+
+    segment  offset 0                       ring from the connector to the acceptor
+             DATA_OFFSET + capacity         ring the other way
+
+    record   tag 0                          a message without blocks: the payload is the body
+             tag MESSAGE                    u32 blocks, u32 body bytes, then a descriptor of 32 bytes each, body, inline bytes
+             tag RETURN                     u64 lease numbers that the sender gives back
+    descriptor  u64 bytes, u64 offset, u64 lease, u32 segment, u32 zero
+                lease 0: the bytes stand in this record at that offset; else in that segment of the sender's slab
+
+Blocks of up to INLINE_BYTES_MAX travel in the record and are copied out. Larger ones are lent: arrays that already live in
+the slab as they are, others after one copy into a recycled block. A body too large for the ring is lent like a block.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, ShardError
+from shard.frame import check_blocks
+from shard.idle import PARK_S_MAX
+from shard.leases import Borrowings, Lendings, Line
+from shard.limits import Limits
+from shard.reactor import Reactor
+from shard.ring import (
+    DATA_OFFSET,
+    RECORD_HEADER_BYTES,
+    SLEEPING_WORD,
+    TAIL_WORD,
+    RingConsumer,
+    RingProducer,
+    capacity_for,
+    format_ring,
+)
+from shard.segment import Segment
+from shard.slab import Slab
+from shard.transport import Buffer, Connection, Traffic
+
+MESSAGE, RETURN = 1, 2
+PREFIX = struct.Struct("<II")
+DESCRIPTOR = struct.Struct("<QQQII")
+assert (PREFIX.size, DESCRIPTOR.size) == (8, 32)  # the table above
+LEASE = struct.Struct("<Q")
+
+DOORBELL, GOODBYE = b"\0", b"\x47"
+SEGMENT_MARK = 0x53
+SEGMENT_NOTE = struct.Struct("<BI")
+
+# Two copies of this many bytes cost about what lending a block does (2-3 us).
+INLINE_BYTES_MAX = 16 << 10
+# The largest record, so that a few always fit the ring at once; larger bodies are lent.
+RECORD_PART_OF_RING = 4
+RECORDS_PER_TURN = 64
+
+# With messages waiting for room in a full ring we do not sleep for long: nobody rings when there is room again.
+FULL_RING_PARK_S = 0.001
+# A peer that does not read its socket for so long while we hand it a segment is taken for dead.
+SEGMENT_NOTE_TIMEOUT_MS = 2000
+
+
+class Record(NamedTuple):
+    """A message ready for the ring, and the leases to undo if it is never written."""
+
+    payload: bytes
+    tag: int
+    leases: tuple[int, ...]
+
+
+class ShmConnection(Connection[Record]):
+    """One peer on this machine. Made from a connected Unix socket and the two rings."""
+
+    transport = "shm"
+
+    def __init__(
+        self, sock: socket.socket, outgoing: memoryview, incoming: memoryview, peer: str, limits: Limits, slab: Slab
+    ) -> None:
+        super().__init__(peer, limits)
+        sock.setblocking(False)
+        self._socket = sock
+        self._slab = slab
+        self._producer = RingProducer(outgoing)
+        self._consumer = RingConsumer(incoming)
+        self._poll_ring = self._consumer.poll
+        self._tagged = self._on_tagged  # bound once: the hot path makes no method objects
+        self._incoming_words = incoming.cast("Q")
+        self._outgoing_words = outgoing.cast("Q")
+        self._record_bytes_max = (len(outgoing) - DATA_OFFSET) // RECORD_PART_OF_RING - RECORD_HEADER_BYTES
+        self._short_bytes_max = min(self._record_bytes_max, limits.body_bytes_max)
+        self._lendings = Lendings(slab)
+        self._borrowings = Borrowings(Line(sock))
+        self._returned = self._borrowings.returned
+        self._segments_told: set[int] = set()
+        self._segments: dict[int, Segment] = {}  # of the peer's slab, by its number
+        self._notes = bytearray()  # read from the socket, not yet understood
+        self._note_fds: deque[int] = deque()
+        self._said_goodbye = False
+        self._bytes_borrowed = 0  # in all
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
+        """The short way for a small message to a peer with room; see Connection.send for the rest."""
+        if self._returned:
+            self._give_back()  # before an answer: then the peer's next message finds the block free, and warm
+        if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
+            try:
+                written = self._producer.try_write(body)
+            finally:
+                self._writing.release()
+            if written:
+                if self._outgoing_words[SLEEPING_WORD]:
+                    self._ring_doorbell()
+                if self._outbox:
+                    self.drain()
+                return
+        super().send(body, blocks, stable)
+
+    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[Record, int]:
+        if len(body) > self.limits.body_bytes_max:
+            raise LocalProtocolError(f"message body of {len(body)} bytes, at most {self.limits.body_bytes_max} allowed")
+        if not blocks and len(body) <= self._record_bytes_max:
+            return Record(bytes(body), 0, ()), len(body)
+        check_blocks([block.nbytes for block in blocks], self.limits, LocalProtocolError)
+        budget = self._record_bytes_max - PREFIX.size - DESCRIPTOR.size * (len(blocks) + 1)
+        if budget < 0:
+            raise LocalProtocolError(f"{len(blocks)} arrays need more descriptors than a ring of this size takes in one message")
+        inline_body = len(body) <= budget and len(body) <= self._record_bytes_max // 2
+        descriptors = []
+        leases: list[int] = []
+        inline: list[Buffer | memoryview] = []
+        position = PREFIX.size + DESCRIPTOR.size * (len(blocks) + (not inline_body))
+        if inline_body:
+            position += len(body)
+            budget -= len(body)
+        try:
+            for block in blocks:
+                nbytes = block.nbytes
+                if nbytes <= INLINE_BYTES_MAX and nbytes <= budget:
+                    descriptors.append(DESCRIPTOR.pack(nbytes, position, 0, 0, 0))
+                    inline.append(block.data)
+                    position += nbytes
+                    budget -= nbytes
+                else:
+                    descriptors.append(self._lend(block, nbytes, leases))
+            if not inline_body:
+                descriptors.append(self._lend(np.frombuffer(body, np.uint8), len(body), leases))
+        except BaseException:
+            for lease in leases:
+                self._lendings.take_back(lease)
+            raise
+        prefix = PREFIX.pack(len(blocks), len(body))
+        payload = b"".join([prefix, *descriptors, body if inline_body else b"", *inline])
+        return Record(payload, MESSAGE, tuple(leases)), len(payload)
+
+    def _lend(self, block: NDArray[Any], nbytes: int, leases: list[int]) -> bytes:
+        """A lease on the array's block in the slab, or on a copy of it; its descriptor."""
+        found = self._slab.block_of(block)
+        if found is not None:
+            place, offset = found
+            self._slab.lend(place)
+        else:
+            place = self._slab.allocate(nbytes)
+            offset = place.offset
+            np.copyto(np.frombuffer(self._slab.memory(place, nbytes), np.uint8), block)
+        lease = self._lendings.lend(place, nbytes)
+        leases.append(lease)
+        if place.segment not in self._segments_told:
+            self._tell_segment(place.segment)
+        return DESCRIPTOR.pack(nbytes, offset, lease, place.segment, 0)
+
+    def _tell_segment(self, number: int) -> None:
+        note = SEGMENT_NOTE.pack(SEGMENT_MARK, number)
+        fd = self._slab.segment(number).fd
+        while True:
+            try:
+                socket.send_fds(self._socket, [note], [fd])
+                break
+            except BlockingIOError as error:
+                poller = select.poll()
+                poller.register(self._socket, select.POLLOUT)
+                if not poller.poll(SEGMENT_NOTE_TIMEOUT_MS):
+                    raise PeerLostError(f"{self.peer} does not read its socket") from error
+            except OSError as error:
+                raise PeerLostError(f"{self.peer} was lost: {error.strerror}") from error
+        self._segments_told.add(number)
+
+    def _write(self, item: Record) -> bool:
+        if not self._producer.try_write(item.payload, item.tag):
+            return False
+        if self._outgoing_words[SLEEPING_WORD]:
+            self._ring_doorbell()
+        return True
+
+    def _discard(self, item: Record) -> None:
+        for lease in item.leases:
+            self._lendings.take_back(lease)
+
+    def traffic(self) -> Traffic:
+        return Traffic(
+            self._producer.bytes_written + self._lendings.bytes_lent, self._consumer.head + self._bytes_borrowed
+        )
+
+    def _ring_doorbell(self) -> None:
+        if self._producer.take_sleeping():
+            self._tell(DOORBELL)
+
+    def _tell(self, note: bytes) -> None:
+        try:
+            self._socket.send(note)
+        except BlockingIOError:
+            return  # so full that the peer has been told to look already
+        except OSError:
+            return  # gone: our own end of the socket says so to the reactor, which closes with the reason
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def poll(self) -> int:
+        """One bounded batch of incoming records; when there are none, or too many, what else there is to do."""
+        try:
+            if self._incoming_words[TAIL_WORD] != self._consumer.head:
+                work = self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged)
+                if work < RECORDS_PER_TURN:
+                    return work
+            else:
+                work = 0
+            if self._outbox:
+                work += self.drain()
+            if self._returned:
+                work += self._give_back()
+            return work
+        except ShardError as error:
+            self.close(type(error)(f"{self.peer}: {error}"))
+            return 1
+
+    def _on_tagged(self, payload: memoryview, tag: int) -> None:
+        if tag == MESSAGE:
+            self._on_blocks(payload)
+        elif tag == RETURN:
+            for (lease,) in LEASE.iter_unpack(payload):
+                self._lendings.take_back(lease)
+        else:
+            raise RemoteProtocolError(f"record with unknown tag {tag}")
+
+    def _on_blocks(self, payload: memoryview) -> None:
+        try:
+            block_count, body_bytes = PREFIX.unpack_from(payload)
+            if block_count > self.limits.blocks_max or body_bytes > self.limits.body_bytes_max:
+                raise RemoteProtocolError(f"message of {block_count} arrays and a body of {body_bytes} bytes is over the limits")
+            at = PREFIX.size
+            blocks = []
+            total = 0
+            for _ in range(block_count):
+                nbytes, offset, lease, number, _zero = DESCRIPTOR.unpack_from(payload, at)
+                at += DESCRIPTOR.size
+                total += nbytes
+                if total > self.limits.blocks_bytes_max:
+                    raise RemoteProtocolError(f"message with over {self.limits.blocks_bytes_max} bytes of arrays")
+                blocks.append(self._block(payload, nbytes, offset, lease, number))
+            if at + body_bytes <= len(payload):
+                body = payload[at : at + body_bytes]
+            else:
+                nbytes, offset, lease, number, _zero = DESCRIPTOR.unpack_from(payload, at)
+                if nbytes != body_bytes or not lease:
+                    raise RemoteProtocolError(f"body of {body_bytes} bytes passes its record")
+                body = self._block(payload, nbytes, offset, lease, number).data
+        except struct.error as error:
+            raise RemoteProtocolError(f"record of {len(payload)} bytes is cut short: {error}") from error
+        self.on_message(body, blocks)
+
+    def _block(self, payload: memoryview, nbytes: int, offset: int, lease: int, number: int) -> NDArray[np.uint8]:
+        if not lease:
+            if offset + nbytes > len(payload):
+                raise RemoteProtocolError(f"array of {nbytes} bytes at {offset} passes its record of {len(payload)}")
+            block = np.frombuffer(payload, np.uint8, nbytes, offset).copy() if nbytes else np.empty(0, np.uint8)
+            block.flags.writeable = False
+            return block
+        segment = self._segments.get(number)
+        if segment is None:
+            self._read_socket()
+            segment = self._segments.get(number)
+            if segment is None:
+                raise RemoteProtocolError(f"array in segment {number}, which was never handed over")
+        if offset + nbytes > segment.size_bytes:
+            raise RemoteProtocolError(f"array of {nbytes} bytes at {offset} passes its segment of {segment.size_bytes}")
+        self._bytes_borrowed += nbytes
+        return self._borrowings.borrow(segment.memory, offset, nbytes, lease)
+
+    def _give_back(self) -> int:
+        """Return the leases of arrays that are gone here."""
+        if not self._writing.acquire(False):
+            return 0
+        try:
+            returned = self._returned
+            leases = [returned.popleft() for _ in range(min(len(returned), self._record_bytes_max // LEASE.size))]
+            if not self._producer.try_write(struct.pack(f"<{len(leases)}Q", *leases), RETURN):
+                returned.extendleft(reversed(leases))
+                return 0
+        finally:
+            self._writing.release()
+        if self._outgoing_words[SLEEPING_WORD]:
+            self._ring_doorbell()
+        return 1
+
+    # -- the socket ----------------------------------------------------------------------------------------------------
+
+    def _on_socket(self, events: int) -> None:
+        try:
+            alive = self._read_socket()
+            reason: str | None = "it closed the connection" if self._said_goodbye else "it died or hung up"
+        except OSError as error:
+            alive, reason = False, error.strerror
+        except RemoteProtocolError as error:
+            self.close(error)
+            return
+        if not alive:
+            self._take_in_the_rest(PeerLostError(f"{self.peer} was lost: {reason}"))
+        elif self._said_goodbye:
+            self._take_in_the_rest(PeerLostError(f"{self.peer} closed the connection"))
+
+    def _read_socket(self) -> bool:
+        """Take in doorbells and segments; False at the socket's end."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, 4096, 16)
+            except BlockingIOError:
+                return True
+            self._note_fds.extend(fds)
+            if not data:
+                return False
+            self._notes += data
+            self._understand_notes()
+
+    def _understand_notes(self) -> None:
+        notes = self._notes
+        at = 0
+        while at < len(notes):
+            if notes[at] == DOORBELL[0]:
+                at += 1
+            elif notes[at] == GOODBYE[0]:
+                self._said_goodbye = True
+                at += 1
+            elif notes[at] != SEGMENT_MARK:
+                raise RemoteProtocolError(f"byte {notes[at]:#x} on the doorbell socket")
+            elif at + SEGMENT_NOTE.size > len(notes):
+                break
+            else:
+                _, number = SEGMENT_NOTE.unpack_from(notes, at)
+                at += SEGMENT_NOTE.size
+                if not self._note_fds:
+                    raise RemoteProtocolError(f"segment {number} came without its descriptor")
+                segment = Segment.attach(self._note_fds.popleft())
+                os.close(segment.fd)
+                segment.fd = -1  # the mapping holds one of its own
+                self._segments[number] = segment
+        del notes[:at]
+
+    def _take_in_the_rest(self, error: PeerLostError) -> None:
+        """The peer writes no more: what it wrote counts, then the connection ends."""
+        while self.error is None:
+            try:
+                if not self._consumer.poll(self.on_message, RECORDS_PER_TURN, self._on_tagged):
+                    self.close(error)
+            except RemoteProtocolError as broken:
+                self.close(broken)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def attach(self, reactor: Reactor) -> None:
+        self.reactor = reactor
+        self._borrowings.wake_if_parked = lambda: reactor.wake() if reactor.parked else None
+        reactor.add_source(self)
+        reactor.watch(self._socket.fileno(), self._on_socket)
+
+    def prepare_sleep(self, sleeping: bool) -> float:
+        """Set or clear our wish to be rung."""
+        if self.error is None:
+            self._consumer.set_sleeping(sleeping)
+        return FULL_RING_PARK_S if self._outbox else PARK_S_MAX
+
+    def has_work(self) -> bool:
+        """Whether a record or a returned lease waits."""
+        return self.error is None and (bool(self._returned) or not self._consumer.is_empty())
+
+    def _end(self) -> None:
+        """Say goodbye and let go of the rings. Halves of the socket stay while blocks of the other side are held."""
+        self._short_bytes_max = -1  # no more short way
+        self._consumer.skip_all()  # a poll() of ours that we are in hands out nothing more
+        if self.reactor is not None:
+            self.reactor.remove_source(self)
+            self.reactor.unwatch(self._socket.fileno())
+        if not isinstance(self.error, PeerLostError):
+            self._tell(GOODBYE)
+        self._borrowings.wake_if_parked = _nothing
+        self._lendings.hand_over(self._borrowings.line)
+        # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our half of it ends now.
+        del self._borrowings
+        # Whoever keeps this object keeps neither the rings nor the peer's segments mapped.
+        self._producer = self._consumer = _NoRing(  # type: ignore[assignment]
+            self._producer.bytes_written, self._consumer.head
+        )
+        self._poll_ring = self._consumer.poll
+        self._outgoing_words = self._incoming_words = _NO_WORDS
+        self._segments.clear()
+
+
+class _NoRing:
+    """What is left of both rings after the end, for a send() or poll() that was under way then: takes all, gives none."""
+
+    def __init__(self, bytes_written: int, head: int) -> None:
+        self.bytes_written = bytes_written
+        self.head = head
+
+    def try_write(self, payload: Buffer, tag: int = 0) -> bool:
+        return True
+
+    def take_sleeping(self) -> bool:
+        return False
+
+    def poll(self, *_: Any) -> int:
+        return 0
+
+
+_NO_WORDS = memoryview(bytes(DATA_OFFSET)).cast("Q")
+
+
+def _nothing() -> None:
+    """No reactor waits for returned leases any more."""
+
+
+def make_rings(capacity_bytes: int) -> Segment:
+    """A segment laid out as the table above says."""
+    capacity = capacity_for(capacity_bytes)
+    size = DATA_OFFSET + capacity
+    segment = Segment.create(2 * size)
+    format_ring(segment.memory[:size], capacity)
+    format_ring(segment.memory[size:], capacity)
+    return segment
+
+
+def connection_over(
+    sock: socket.socket, segment: Segment, is_connector: bool, peer: str, limits: Limits, slab: Slab
+) -> ShmConnection:
+    """A connection on a segment made by make_rings(), ours or handed over; the segment object is used up."""
+    half = segment.size_bytes // 2
+    memory = segment.memory
+    first, second = memory[:half], memory[half : 2 * half]
+    outgoing, incoming = (first, second) if is_connector else (second, first)
+    connection = ShmConnection(sock, outgoing, incoming, peer, limits, slab)
+    segment.close()
+    return connection
+
+

@@ -1,0 +1,129 @@
+"""Calls in flight: each ends once, by its reply, its deadline, the connection's end or its caller."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from prpc_engine.call import NEVER, Call, CallTable
+from prpc_engine.errors import Cancelled, DeadlineExceeded, MaybeExecuted, RpcError
+
+
+def enter(table: CallTable, deadline: float = NEVER) -> Call:
+    """As Peer.request() does."""
+    call_id = table.next_id()
+    call = table.in_flight[call_id] = Call(
+        table=table, call_id=call_id, asked=("work", "a server", 0.0), deadline=deadline
+    )
+    table.soonest = min(table.soonest, deadline)
+    return call
+
+
+def late(call: Call) -> RpcError:
+    return DeadlineExceeded(f"{call.call_id} is late")
+
+
+def lost(call: Call) -> RpcError:
+    return MaybeExecuted(f"{call.call_id} is lost")
+
+
+def reply(table: CallTable, call: Call) -> bool:
+    """The reply arrives; whether somebody waited for it."""
+    found = table.in_flight.pop(call.call_id, None)
+    if found is None:
+        table.dropped_replies += 1
+        return False
+    return found.set_result("value")
+
+
+EVENTS: dict[str, tuple[Callable[[CallTable, Call], object], type[RpcError] | None]] = {
+    "reply": (lambda table, call: reply(table, call), None),
+    "deadline": (lambda table, call: table.expire(call.deadline, late), DeadlineExceeded),
+    "connection ends": (lambda table, call: table.fail_all(lost), MaybeExecuted),
+    "cancel": (lambda table, call: call.cancel(), Cancelled),
+}
+
+
+@pytest.mark.parametrize("second", EVENTS)
+@pytest.mark.parametrize("first", EVENTS)
+def test_the_first_event_decides_and_the_second_changes_nothing(first: str, second: str) -> None:
+    table = CallTable()
+    call = enter(table, 5.0)
+    act, error = EVENTS[first]
+    assert act(table, call)
+    assert call.done()
+    assert type(call.error()) is (error or type(None))
+    outcome = call.error() or call.result()
+    assert not EVENTS[second][0](table, call)
+    assert (call.error() or call.result()) is outcome
+    assert table.in_flight == {}
+    assert table.dropped_replies == (second == "reply")
+
+
+def test_call_ids_are_never_used_twice_and_begin_at_one() -> None:
+    table = CallTable()
+    assert [enter(table).call_id for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_only_those_whose_deadline_has_passed_expire() -> None:
+    table = CallTable()
+    calls = [enter(table, deadline) for deadline in (3.0, 1.0, 2.0, NEVER)]
+    assert table.soonest == 1.0
+    assert table.expire(0.9, late) == 0
+    assert table.expire(2.0, late) == 2
+    assert [call.done() for call in calls] == [False, True, True, False]
+    assert str(calls[1].error()) == "2 is late"
+    assert table.soonest == 3.0
+    assert table.expire(1e9, late) == 1
+    assert table.soonest == NEVER
+    assert list(table.in_flight.values()) == [calls[3]]
+
+
+def test_soonest_is_a_lower_bound_until_it_passes_and_exact_after() -> None:
+    table = CallTable()
+    first, second = enter(table, 1.0), enter(table, 7.0)
+    reply(table, first)
+    assert table.soonest == 1.0, "nobody looks for the next one while replies come in"
+    assert table.expire(1.0, late) == 0
+    assert table.soonest == 7.0
+    reply(table, second)
+    table.expire(7.0, late)
+    assert table.soonest == NEVER
+
+
+def test_soonest_is_never_later_than_any_deadline(seed: int) -> None:
+    chance = random.Random(seed)
+    table, now = CallTable(), 0.0
+    for _ in range(2000):
+        now += chance.random()
+        enter(table, now + chance.uniform(0.1, 20))
+        if chance.random() < 0.5:
+            reply(table, chance.choice(list(table.in_flight.values())))
+        if now >= table.soonest:
+            due = [call for call in table.in_flight.values() if call.deadline <= now]
+            assert table.expire(now, late) == len(due)
+            assert all(call.done() for call in due)
+            assert table.soonest == min((call.deadline for call in table.in_flight.values()), default=NEVER)
+        assert all(table.soonest <= call.deadline for call in table.in_flight.values())
+        assert all(call.deadline > now or now < table.soonest for call in table.in_flight.values())
+
+
+def test_the_end_of_the_connection_ends_all() -> None:
+    table = CallTable()
+    calls = [enter(table, deadline) for deadline in (1.0, NEVER)]
+    assert table.fail_all(lost) == 2
+    assert [str(call.error()) for call in calls] == ["1 is lost", "2 is lost"]
+    assert table.fail_all(lost) == 0
+
+
+def test_a_callback_of_one_call_may_make_another() -> None:
+    table = CallTable()
+    made: list[Call] = []
+    first = enter(table, 1.0)
+    first.add_done_callback(lambda _: made.append(enter(table, 9.0)))
+    table.expire(1.0, late)
+    assert not made[0].done()
+    assert table.soonest <= 9.0
+    assert table.expire(9.0, late) == 1

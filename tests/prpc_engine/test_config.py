@@ -1,0 +1,104 @@
+"""Settings: the argument, then the environment, then the default; a bad value is named with what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prpc_engine.config import (
+    SLAB_BYTES_MAX,
+    TRANSPORTS,
+    check_exposure,
+    check_number,
+    limits_from,
+    secret_from,
+    slab_bytes_max,
+    transports_from,
+)
+from prpc_engine.errors import ConfigError
+from prpc_engine.master import host_and_port
+from shard import DEFAULT_LIMITS, Limits
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PRPC_SECRET", "PRPC_SECRET_FILE", "PRPC_SLAB_BYTES_MAX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_transports_are_those_asked_for_in_that_order_or_all() -> None:
+    assert transports_from(None) == TRANSPORTS == ("shm", "tcp")
+    assert transports_from(["tcp", "shm"]) == ("tcp", "shm")
+    for wanted in ([], ["udp"], ["tcp", "udp"]):
+        with pytest.raises(ConfigError, match="allowed are shm, tcp, at least one"):
+            transports_from(wanted)
+
+
+def test_the_secret_is_the_argument_then_the_file_then_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert secret_from(None) == b""
+    monkeypatch.setenv("PRPC_SECRET", "variable")
+    assert secret_from(None) == b"variable"
+    path = tmp_path / "secret"
+    path.write_text("file\n")
+    monkeypatch.setenv("PRPC_SECRET_FILE", str(path))
+    assert secret_from(None) == b"file", "without the newline that editors add"
+    assert secret_from("größe") == "größe".encode()
+    assert secret_from(b"\0bytes") == b"\0bytes"
+    assert secret_from("") == b"", "none, whatever the environment says"
+
+
+def test_a_secret_file_without_a_secret_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PRPC_SECRET_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"PRPC_SECRET_FILE=.*none' cannot be read: No such file"):
+        secret_from(None)
+    (tmp_path / "none").write_text(" \n")
+    with pytest.raises(ConfigError, match="is empty"):
+        secret_from(None)
+
+
+def test_the_bound_of_the_slab_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slab_bytes_max() == SLAB_BYTES_MAX
+    monkeypatch.setenv("PRPC_SLAB_BYTES_MAX", "1048576")
+    assert slab_bytes_max() == 1 << 20
+    for text in ("", "8G", "-1", "1048575", "1e9", "²"):
+        monkeypatch.setenv("PRPC_SLAB_BYTES_MAX", text)
+        with pytest.raises(ConfigError, match=f"PRPC_SLAB_BYTES_MAX={text!r}: a number of bytes from 1048576"):
+            slab_bytes_max()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+def test_loopback_needs_no_secret(host: str) -> None:
+    check_exposure(host, b"")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+def test_anything_else_needs_one(host: str) -> None:
+    check_exposure(host, b"s")
+    with pytest.raises(ConfigError, match=f"refusing to listen at {host}, .* without a secret: set PRPC_SECRET_FILE"):
+        check_exposure(host, b"")
+
+
+def test_numbers_are_whole_and_within_bounds() -> None:
+    assert [check_number("n", value, 0, 3) for value in (0, 3)] == [0, 3]
+    for value in (-1, 4, 1.0, "1", None, True):
+        with pytest.raises(ConfigError, match="from 0 to 3 is allowed") as caught:
+            check_number("n", value, 0, 3)
+        assert f"n={value!r}" in str(caught.value)
+
+
+def test_limits_are_the_argument_or_the_defaults() -> None:
+    assert limits_from(None) is DEFAULT_LIMITS
+    own = Limits(blocks_max=3)
+    assert limits_from(own) is own
+
+
+def test_addresses_are_host_and_port() -> None:
+    assert host_and_port("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert host_and_port("[::1]:9394") == ("::1", 9394)
+    assert host_and_port("host.example:65535") == ("host.example", 65535)
+    for address in ("", ":1", "host", "host:", "host:65536", "host:-1", "host:1x", "host:²"):
+        with pytest.raises(ConfigError, match=r"is no address: host:port expected, such as 127\.0\.0\.1:0"):
+            host_and_port(address)

@@ -1,0 +1,224 @@
+"""A table of methods, asked over a pair of connections in this process; the test turns the reactor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prpc_engine import errors
+from prpc_engine.call import Call
+from prpc_engine.message import HEADER, REPLY, REQUEST, method_key
+from prpc_engine.peer import Peer
+from prpc_engine.server import Server, calling_peer, public_methods
+from shard import Future, Limits, Reactor, Slab
+from shard.transport.memory import pair
+
+TARGET = 16
+
+
+class Route:
+    """The way to the only server."""
+
+    target = TARGET
+
+    def __str__(self) -> str:
+        return "server 0 of 'test'"
+
+
+class Handlers:
+    limit = 7  # not a method
+
+    class Inner:
+        """A class is no method either."""
+
+    def __init__(self) -> None:
+        self.gate = Future()
+        self.callers: list[Any] = []
+
+    def add(self, one: int, two: int = 1) -> int:
+        return one + two
+
+    def caller(self) -> None:
+        self.callers.append(calling_peer())
+
+    async def wait(self) -> str:
+        return str(await self.gate)
+
+    @staticmethod
+    def static() -> str:
+        return "static"
+
+    @classmethod
+    def of_class(cls) -> str:
+        return cls.__name__
+
+    def _private(self) -> None:
+        """Not for others."""
+
+
+class World:
+    """Two peers on one pair of connections; one serves."""
+
+    def __init__(self) -> None:
+        self.reactor = Reactor(time.monotonic)
+        self.slab = Slab()
+        self.handlers = Handlers()
+        self.server = Server("test", 0, TARGET, self.handlers)
+        one, two = pair(Limits(), self.slab)
+        self.lost: list[Peer] = []
+        self.client = Peer(one, self.reactor, None, {}, self.lost.append)
+        self.served = Peer(two, self.reactor, None, {TARGET: self.server}, self.lost.append)
+        for connection in (one, two):
+            connection.attach(self.reactor)
+
+    def ask(self, method: str, *args: Any, timeout_s: float | None = 20.0) -> Call:
+        return self.client.request(Route(), method, method_key(method), args, timeout_s, False)
+
+    def turn(self) -> None:
+        for _ in range(20):
+            self.reactor.poll(time.monotonic())
+
+    def answer(self, method: str, *args: Any) -> Any:
+        call = self.ask(method, *args)
+        self.turn()
+        assert call.done()
+        return call.result()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    for peer in (made.client, made.served):
+        peer.connection.close()
+    made.turn()
+    made.reactor.close()
+    made.slab.close()
+
+
+def test_public_methods_are_served_and_nothing_else() -> None:
+    assert sorted(public_methods(Handlers())) == ["add", "caller", "of_class", "static", "wait"]
+    assert public_methods({"f": len}) == {"f": len}
+
+
+def test_methods_whose_numbers_collide_are_refused() -> None:
+    assert method_key("plumless") == method_key("buckeroo")
+    with pytest.raises(
+        errors.ConfigError,
+        match=r"('plumless' and 'buckeroo'|'buckeroo' and 'plumless') have the same CRC-32: rename one",
+    ):
+        Server("test", 0, TARGET, {"plumless": len, "buckeroo": len})
+
+
+def test_values_come_back_from_all_kinds_of_methods(world: World) -> None:
+    assert world.answer("add", 1) == 2
+    assert world.answer("static") == "static"
+    assert world.answer("of_class") == "Handlers"
+
+
+def test_a_builtin_without_a_signature_can_be_served(world: World) -> None:
+    world.server = Server("test", 0, TARGET, {"max": max})
+    world.served._servers[TARGET] = world.server
+    assert world.answer("max", 3, 9) == 9
+    with pytest.raises((errors.BadArguments, errors.RemoteError)):
+        world.answer("max")
+
+
+def test_a_handler_can_see_who_calls(world: World) -> None:
+    world.answer("caller")
+    assert world.handlers.callers == [world.served]
+
+
+def test_async_handlers_count_as_tasks_until_they_end(world: World) -> None:
+    calls = [world.ask("wait") for _ in range(3)]
+    world.turn()
+    assert world.server.statistics().tasks == 3
+    world.handlers.gate.set_result("open")
+    world.turn()
+    assert [call.result() for call in calls] == ["open"] * 3
+    assert world.server.statistics().tasks == 0
+
+
+def test_a_bound_on_tasks_is_backpressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prpc_engine.server.TASKS_MAX", 2)
+    calls = [world.ask("wait") for _ in range(3)]
+    world.turn()
+    with pytest.raises(
+        errors.Backpressure, match=r"'wait' of server 0 of 'test' .* was refused: 2 tasks are running in 'test'"
+    ):
+        calls[2].result()
+    world.handlers.gate.set_result("open")
+    world.turn()
+    assert [call.result() for call in calls[:2]] == ["open"] * 2
+    assert world.server.statistics().rejected == 1
+
+
+def test_a_task_is_cut_at_its_callers_deadline(world: World) -> None:
+    call = world.ask("wait", timeout_s=0.01)
+    deadline = time.monotonic() + 20
+    while world.server.statistics().tasks or not call.done():
+        assert time.monotonic() < deadline
+        world.reactor.poll(time.monotonic())
+    assert isinstance(call.error(), errors.DeadlineExceeded)
+
+
+def test_a_task_whose_caller_has_gone_ends_without_a_trace(world: World) -> None:
+    call = world.ask("wait", timeout_s=None)
+    world.turn()
+    world.client.connection.close()
+    world.turn()
+    assert isinstance(call.error(), errors.Closed)
+    assert world.lost == [world.client, world.served]
+    world.handlers.gate.set_result("open")
+    world.turn()
+    assert world.server.statistics().tasks == 0
+
+
+def send(world: World, kind: int, method: str, archive: bytes, call_id: int = 1, target: int = TARGET) -> None:
+    world.client.connection.send(HEADER.pack(kind, 0, target, call_id, method_key(method), 0) + archive)
+    world.turn()
+
+
+def test_arguments_that_are_no_archive_are_refused_and_the_connection_stays(world: World) -> None:
+    call = world.ask("wait")
+    for archive in (b"", b"\xc1", b"\x92\x01", b"\x91\xc7\x01\x63?"):
+        send(world, REQUEST, "add", archive, call_id=call.call_id + 100)
+    assert world.server.statistics().rejected == 4
+    assert world.client.calls.dropped_replies == 4
+    assert world.answer("add", 1) == 2
+
+
+def test_arguments_that_are_no_list_are_refused_or_raise_there(world: World) -> None:
+    for archive in (b"\x07", b"\xc0", b"\x80", b"\xa3abc"):
+        send(world, REQUEST, "add", archive, call_id=100)
+    assert world.client.calls.dropped_replies == 4
+    assert world.answer("add", 1) == 2
+
+
+def test_replies_to_nobody_are_counted_and_dropped(world: World) -> None:
+    send(world, REPLY, "", b"\x01", call_id=77)
+    assert world.served.calls.dropped_replies == 1
+
+
+def test_a_result_that_cannot_be_read_ends_its_call_by_name(world: World) -> None:
+    call = world.ask("wait")
+    world.served.connection.send(HEADER.pack(REPLY, 0, 0, call.call_id, 0, 0) + b"\xc1")
+    world.turn()
+    with pytest.raises(errors.RpcError, match="the answer to 'wait' from server 0 of 'test' cannot be read"):
+        call.result()
+
+
+def test_a_target_that_nobody_has_is_an_unknown_service(world: World) -> None:
+    world.served._servers.clear()
+    with pytest.raises(errors.UnknownService):
+        world.answer("add", 1)
+
+
+def test_arrays_go_through_the_server(world: World) -> None:
+    world.server = Server("test", 0, TARGET, {"double": lambda array: array * 2})
+    world.served._servers[TARGET] = world.server
+    assert world.answer("double", np.arange(3)).tolist() == [0, 2, 4]

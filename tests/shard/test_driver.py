@@ -1,0 +1,271 @@
+"""Who turns the reactor: the thread that waits, another one that waits longer, or the progress thread when nobody does."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from shard import ClosedError, Driver, ForkedError, Future
+
+PATIENCE_S = 20.0  # a test that waits longer has failed
+
+
+@pytest.fixture(params=[False, True], ids=["parking", "polling"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    made = Driver(polling=request.param)
+    yield made
+    made.close()
+
+
+def later(driver: Driver, future: Future, delay_s: float, value: object = None) -> None:
+    """The reactor completes the future in so many seconds."""
+    driver.reactor.call_soon(lambda: driver.reactor.call_later(delay_s, lambda: future.set_result(value)))
+
+
+def in_threads(count: int, work: object) -> None:
+    """Run work(number) in so many threads at once, to the end."""
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)  # type: ignore[operator]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+def test_the_thread_that_waits_turns_the_reactor_itself(driver: Driver) -> None:
+    future = Future(driver)
+    turned_by: list[int] = []
+
+    def finish() -> None:
+        turned_by.append(threading.get_ident())
+        future.set_result("done")
+
+    with driver._lead:  # neither this thread nor the progress thread turns it yet
+        driver.reactor.call_soon(finish)
+    assert future.result(PATIENCE_S) == "done"
+    assert len(turned_by) == 1
+
+
+def test_a_wait_ends_at_its_time_and_the_future_stays_pending(driver: Driver) -> None:
+    future = Future(driver)
+    assert not driver.wait(future, 0.02)
+    with pytest.raises(TimeoutError, match=r"no result within 0\.01 s"):
+        future.result(0.01)
+    assert not future.done()
+    assert not driver.wait(future, 0.0)
+    future.set_result(1)
+    assert driver.wait(future, 0.0)
+
+
+def test_many_threads_wait_at_once_each_for_its_own(driver: Driver) -> None:
+    def wait(number: int) -> None:
+        for round_number in range(20):
+            future = Future(driver)
+            later(driver, future, 0.0005 * (number % 3), (number, round_number))
+            assert future.result(PATIENCE_S) == (number, round_number)
+
+    in_threads(8, wait)
+
+
+def test_many_threads_wait_for_one_future(driver: Driver) -> None:
+    future = Future(driver)
+    later(driver, future, 0.05, "for all")
+
+    def wait(number: int) -> None:
+        assert future.result(PATIENCE_S) == "for all"
+
+    in_threads(8, wait)
+
+
+def test_a_short_wait_beside_a_long_one_ends_in_its_own_time(driver: Driver) -> None:
+    long, ended = Future(driver), threading.Event()
+
+    def wait_long() -> None:
+        long.result(PATIENCE_S)
+        ended.set()
+
+    thread = threading.Thread(target=wait_long)
+    thread.start()
+    for _ in range(20):
+        short = Future(driver)
+        later(driver, short, 0.001, "short")
+        assert short.result(PATIENCE_S) == "short"
+        assert not driver.wait(Future(driver), 0.001)
+    assert not ended.is_set()
+    driver.reactor.call_soon(lambda: long.set_result(None))
+    thread.join(PATIENCE_S)
+    assert ended.is_set()
+
+
+def test_without_anybody_waiting_the_progress_thread_turns(driver: Driver) -> None:
+    done = threading.Event()
+    names: list[str] = []
+
+    def run() -> None:
+        names.append(threading.current_thread().name)
+        done.set()
+
+    driver.reactor.call_soon(run)
+    assert done.wait(PATIENCE_S)
+    assert names == ["prpc-progress"]
+
+
+def test_the_progress_thread_serves_timers_again_and_again(driver: Driver) -> None:
+    done = threading.Event()
+    left = [50]
+
+    def run() -> None:
+        left[0] -= 1
+        if left[0]:
+            driver.reactor.call_later(0.001, run)
+        else:
+            done.set()
+
+    driver.take_over()
+    driver.reactor.call_soon(run)
+    assert done.wait(PATIENCE_S)
+
+
+def test_the_progress_thread_hands_over_to_whoever_waits_and_takes_over_again(driver: Driver) -> None:
+    driver.take_over()
+    for _ in range(50):
+        future = Future(driver)
+        later(driver, future, 0.0005, 7)
+        assert future.result(PATIENCE_S) == 7
+        done = threading.Event()
+        driver.reactor.call_soon(done.set)
+        assert done.wait(PATIENCE_S)
+
+
+def test_a_callback_may_wait_itself(driver: Driver) -> None:
+    outer, inner = Future(driver), Future(driver)
+
+    def handler() -> None:
+        later(driver, inner, 0.005, "inner")
+        outer.set_result(("outer", inner.result(PATIENCE_S)))
+
+    driver.reactor.call_soon(handler)
+    assert outer.result(PATIENCE_S) == ("outer", "inner")
+
+
+def test_waits_nest_several_deep_beside_other_threads(driver: Driver) -> None:
+    def descend(depth: int, done: Future) -> None:
+        if depth:
+            deeper = Future(driver)
+            driver.reactor.call_soon(lambda: descend(depth - 1, deeper))
+            done.set_result(1 + deeper.result(PATIENCE_S))
+        else:
+            done.set_result(0)
+
+    def wait(number: int) -> None:
+        future = Future(driver)
+        driver.reactor.call_soon(lambda: descend(5, future))
+        assert future.result(PATIENCE_S) == 5
+
+    in_threads(3, wait)
+
+
+def test_run_drives_for_a_time_and_then_returns(driver: Driver) -> None:
+    done = Future(driver)
+    later(driver, done, 0.001)
+    driver.run(0.05)
+    assert done.done()
+
+
+def test_run_ends_when_the_driver_is_closed(driver: Driver) -> None:
+    thread = threading.Thread(target=driver.run, args=(None,))
+    thread.start()
+    turning = threading.Event()
+    driver.reactor.call_soon(turning.set)
+    assert turning.wait(PATIENCE_S)
+    driver.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_close_ends_all_waits_with_closed_error(driver: Driver) -> None:
+    waiting = threading.Barrier(5)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        waiting.wait(PATIENCE_S)
+        try:
+            Future(driver).result(PATIENCE_S)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    waiting.wait(PATIENCE_S)
+    driver.close()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert [type(error) for error in errors] == [ClosedError] * 4
+
+
+def test_a_wait_after_close_says_closed_and_a_second_close_does_nothing(driver: Driver) -> None:
+    driver.close()
+    driver.close()
+    with pytest.raises(ClosedError):
+        Future(driver).result(1.0)
+    done = Future(driver)
+    done.set_result(3)
+    assert done.result() == 3, "what is done can still be read"
+
+
+def test_a_callback_may_close_the_driver(driver: Driver) -> None:
+    ended = threading.Event()
+
+    def close() -> None:
+        driver.close()
+        ended.set()
+
+    driver.reactor.call_soon(close)
+    assert ended.wait(PATIENCE_S)
+    with pytest.raises(ClosedError):
+        Future(driver).result(1.0)
+
+
+def test_a_fork_is_refused_by_name_and_leaves_the_parent_alone(driver: Driver) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of Python 3.12: we have threads. That is what this is about.
+        child = os.fork()
+    if not child:
+        try:
+            Future(driver).result(1.0)
+        except ForkedError as error:
+            os._exit(0 if f"used in its fork {os.getpid()}" in str(error) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    future = Future(driver)
+    later(driver, future, 0.001, "parent")
+    assert future.result(PATIENCE_S) == "parent"
+
+
+def test_an_idle_driver_parks() -> None:
+    driver = Driver(polling=False)
+    deadline = time.monotonic() + PATIENCE_S
+    while not driver.reactor.parks:
+        assert time.monotonic() < deadline, "it turns for ever"
+        driver.wait(Future(driver), 0.01)
+    driver.close()

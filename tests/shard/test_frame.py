@@ -1,0 +1,145 @@
+"""Frames on a stream: whatever the cuts, the same frames; whatever the bytes, no harm."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from shard import Limits, LocalProtocolError, RemoteProtocolError
+from shard.frame import HEADER, STAGING_BYTES, FrameDecoder, encode_header
+
+LIMITS = Limits(body_bytes_max=1 << 20, blocks_bytes_max=1 << 20, blocks_max=16)
+Message = tuple[bytes, list[bytes]]
+
+messages = st.lists(
+    st.tuples(st.binary(max_size=300), st.lists(st.binary(max_size=2000), max_size=5)),
+    max_size=8,
+)
+large = st.tuples(st.integers(0, STAGING_BYTES + 5000), st.lists(st.integers(0, 100_000), max_size=3))
+
+
+def wire_of(message: Message) -> bytes:
+    body, blocks = message
+    return encode_header(len(body), [len(block) for block in blocks], LIMITS) + body + b"".join(blocks)
+
+
+def allocate(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
+
+
+def decode(wire: bytes, cuts: list[int], limits: Limits = LIMITS) -> list[Message]:
+    """What comes out when the stream arrives in pieces of such lengths, over and over."""
+    decoder = FrameDecoder(limits, allocate)
+    out: list[Message] = []
+    at = number = 0
+    while at < len(wire):
+        destination = decoder.destination()
+        assert len(destination) > 0
+        count = min(len(destination), len(wire) - at, cuts[number % len(cuts)] if cuts else len(wire))
+        destination[:count] = wire[at : at + count]
+        frame = decoder.received(count)
+        at += count
+        number += 1
+        while frame is not None:
+            body, blocks = frame
+            out.append((bytes(body), [block.tobytes() for block in blocks]))
+            frame = decoder.next_frame()
+    return out
+
+
+@given(messages, st.lists(st.integers(1, 700), max_size=20))
+def test_a_stream_cut_anywhere_gives_the_same_frames(sent: list[Message], cuts: list[int]) -> None:
+    wire = b"".join(wire_of(message) for message in sent)
+    assert decode(wire, cuts) == sent
+
+
+@given(st.lists(large, min_size=1, max_size=3), st.lists(st.integers(1, 200_000), max_size=10))
+@settings(max_examples=30, deadline=None)
+def test_large_bodies_and_blocks_come_through_in_any_pieces(
+    sizes: list[tuple[int, list[int]]], cuts: list[int]
+) -> None:
+    random = np.random.default_rng(len(cuts))
+    sent = [(random.bytes(body), [random.bytes(block) for block in blocks]) for body, blocks in sizes]
+    wire = b"".join(wire_of(message) for message in sent)
+    assert decode(wire, [max(cut, len(wire) // 500) for cut in cuts]) == sent
+
+
+@pytest.mark.parametrize("message", [(b"body", []), (b"body", [b"block", b""]), (b"", []), (b"", [b"x" * 20])])
+def test_a_frame_cut_at_every_byte_arrives_once_and_whole(message: Message) -> None:
+    wire = wire_of(message)
+    for cut in range(1, len(wire)):
+        assert decode(wire, [cut, len(wire)]) == [message]
+    assert decode(wire, [1]) == [message]
+
+
+def test_a_frame_that_is_not_whole_gives_nothing() -> None:
+    wire = wire_of((b"body", [b"block"]))
+    for length in range(len(wire)):
+        assert decode(wire[:length], []) == []
+
+
+@given(st.binary(max_size=400), st.lists(st.integers(1, 50), max_size=5))
+@settings(max_examples=500)
+def test_any_bytes_are_frames_or_a_named_error(wire: bytes, cuts: list[int]) -> None:
+    try:
+        decode(wire, cuts)
+    except RemoteProtocolError:
+        return
+
+
+@given(messages.filter(bool), st.integers(0, 1 << 16), st.integers(1, 255))
+@settings(max_examples=300)
+def test_a_stream_with_a_byte_changed_is_frames_or_a_named_error(
+    sent: list[Message], position: int, change: int
+) -> None:
+    wire = bytearray(b"".join(wire_of(message) for message in sent))
+    wire[position % len(wire)] ^= change
+    try:
+        decode(bytes(wire), [97])
+    except RemoteProtocolError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        (HEADER.pack(LIMITS.body_bytes_max + 1, 0, 1), "frame body of 1048577 bytes, at most 1048576 allowed"),
+        (HEADER.pack(0, LIMITS.blocks_max + 1, 1), "frame of 17 blocks, at most 16 allowed"),
+        (HEADER.pack(0, 1, 1) + struct.pack("<Q", 1 << 60), "bytes of arrays, at most 1048576 allowed"),
+        (HEADER.pack(0, 2, 1) + struct.pack("<QQ", 1 << 63, 1 << 63), "bytes of arrays, at most 1048576 allowed"),
+        (HEADER.pack(0, 0, 2), "frame version 2, 1 expected"),
+    ],
+)
+def test_what_is_over_a_limit_is_refused_before_anything_is_allocated_for_it(header: bytes, text: str) -> None:
+    decoder = FrameDecoder(LIMITS, _never)
+    decoder.destination()[: len(header)] = header
+    with pytest.raises(RemoteProtocolError, match=text):
+        decoder.received(len(header))
+
+
+def _never(size: int) -> NDArray[np.uint8]:
+    raise AssertionError(f"{size} bytes were to be allocated")
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    message = (bytes(LIMITS.body_bytes_max), [bytes(LIMITS.blocks_bytes_max // 16)] * 16)
+    assert decode(wire_of(message), [70_000]) == [message]
+
+
+def test_the_sender_refuses_what_the_receiver_would() -> None:
+    for sizes in ((LIMITS.body_bytes_max + 1, []), (0, [1] * 17), (0, [LIMITS.blocks_bytes_max, 1])):
+        with pytest.raises(LocalProtocolError, match="allowed"):
+            encode_header(*sizes, LIMITS)
+
+
+def test_received_blocks_are_not_kept_by_the_decoder() -> None:
+    decoder = FrameDecoder(LIMITS, allocate)
+    wire = wire_of((b"", [bytes(100)]))
+    decoder.destination()[: len(wire)] = wire
+    assert decoder.received(len(wire)) is not None
+    assert decoder._blocks == []

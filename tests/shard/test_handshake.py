@@ -1,0 +1,130 @@
+"""Two sides prove to each other that they hold the secret; anything else is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from shard import AuthenticationError, RemoteProtocolError
+from shard.handshake import ACCEPTED, HELLO, PROOF_BYTES, REFUSED, Acceptor, Connector
+
+KIND = 1
+NONCE_ONE, NONCE_TWO, NONCE_THREE = b"1" * 32, b"2" * 32, b"3" * 32
+
+
+def connector(secret: bytes = b"secret", kind: int = KIND, nonce: bytes = NONCE_ONE) -> Connector:
+    return Connector(secret, kind, 11, nonce)
+
+
+def acceptor(secret: bytes = b"secret", kind: int = KIND, nonce: bytes = NONCE_TWO) -> Acceptor:
+    made = Acceptor(secret, kind, 22, nonce)
+    assert made.start() == b""
+    return made
+
+
+def exchange(one: Connector, two: Acceptor) -> tuple[bytes, bytes, bytes]:
+    """Run it to the end; what was said: hello, hello and proof, proof."""
+    hello = one.start()
+    answer = two.feed(hello)
+    proof = one.feed(answer)
+    assert two.feed(proof) == b""
+    assert one.feed(ACCEPTED) == b""
+    return hello, answer, proof
+
+
+HELLO_ONE, ANSWER, PROOF = exchange(connector(), acceptor())
+
+
+@pytest.mark.parametrize("secret", [b"", b"s", b"x" * 1000])
+def test_two_with_the_same_secret_know_each_other(secret: bytes) -> None:
+    one, two = connector(secret), acceptor(secret)
+    said = exchange(one, two)
+    assert [len(part) for part in said] == [HELLO.size, HELLO.size + PROOF_BYTES, PROOF_BYTES]
+    assert (one.wanted, two.wanted) == (0, 0)
+    assert (one.peer_incarnation, two.peer_incarnation) == (22, 11)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(b"right", b"wrong"), (b"", b"s"), (b"s", b""), (b"s", b"s\0s")])
+def test_another_secret_is_refused_by_both_sides(ours: bytes, theirs: bytes) -> None:
+    one, two = connector(ours), acceptor(theirs)
+    answer = two.feed(one.start())
+    with pytest.raises(AuthenticationError, match="the same secret"):
+        one.feed(answer)
+    honest = connector(theirs)
+    honest.start()
+    impostor = connector(ours)
+    two = acceptor(theirs)
+    two.feed(impostor.start())
+    with pytest.raises(AuthenticationError, match="PRPC_SECRET_FILE"):
+        two.feed(bytes(PROOF_BYTES))
+
+
+@pytest.mark.parametrize("position", range(HELLO.size))
+def test_a_connectors_hello_with_any_byte_changed_is_refused(position: int) -> None:
+    hello = bytearray(HELLO_ONE)
+    hello[position] ^= 0x40
+    one, two = connector(), acceptor()
+    one.start()
+    with pytest.raises((AuthenticationError, RemoteProtocolError)):
+        one.feed(two.feed(bytes(hello)))
+
+
+@pytest.mark.parametrize("position", range(HELLO.size + PROOF_BYTES))
+def test_an_acceptors_answer_with_any_byte_changed_is_refused(position: int) -> None:
+    one, two = connector(), acceptor()
+    answer = bytearray(two.feed(one.start()))
+    answer[position] ^= 0x01
+    with pytest.raises((AuthenticationError, RemoteProtocolError)):
+        one.feed(bytes(answer))
+
+
+@pytest.mark.parametrize("position", range(PROOF_BYTES))
+def test_a_connectors_proof_with_any_byte_changed_is_refused(position: int) -> None:
+    one, two = connector(), acceptor()
+    proof = bytearray(one.feed(two.feed(one.start())))
+    proof[position] ^= 0x80
+    with pytest.raises(AuthenticationError):
+        two.feed(bytes(proof))
+
+
+def test_what_was_said_once_proves_nothing_the_next_time() -> None:
+    two = acceptor(nonce=NONCE_THREE)
+    two.feed(HELLO_ONE)
+    with pytest.raises(AuthenticationError):
+        two.feed(PROOF)
+    one = connector(nonce=NONCE_THREE)
+    one.start()
+    with pytest.raises(AuthenticationError):
+        one.feed(ANSWER)
+
+
+def test_one_sides_proof_cannot_be_sent_back_to_it() -> None:
+    two = acceptor()
+    answer = two.feed(HELLO_ONE)
+    with pytest.raises(AuthenticationError):
+        two.feed(answer[HELLO.size :])
+
+
+@pytest.mark.parametrize(
+    ("hello", "text"),
+    [
+        (HELLO.pack(b"GET ", 1, KIND, 1, NONCE_ONE), "does not speak this protocol: it began with b'GET '"),
+        (HELLO.pack(b"PRPC", 2, KIND, 1, NONCE_ONE), "protocol version 2, this side 1"),
+        (HELLO.pack(b"PRPC", 1, 9, 1, NONCE_ONE), f"speaks transport 9, this side listens for {KIND}"),
+    ],
+)
+def test_another_protocol_version_or_kind_is_named(hello: bytes, text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=text):
+        acceptor().feed(hello)
+    one = connector()
+    one.start()
+    with pytest.raises(RemoteProtocolError, match=text):
+        one.feed(hello + bytes(PROOF_BYTES))
+
+
+@pytest.mark.parametrize("verdict", [REFUSED, b"\0", b"?"])
+def test_a_verdict_other_than_accepted_is_a_refusal(verdict: bytes) -> None:
+    one, two = connector(), acceptor()
+    one.feed(two.feed(one.start()))
+    assert one.wanted == 1
+    with pytest.raises(AuthenticationError):
+        one.feed(verdict)

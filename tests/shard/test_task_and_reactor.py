@@ -1,0 +1,339 @@
+"""Coroutines driven by a reactor, and its turns: bounded, woken by others, with a clock that the test holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shard import Future, Reactor, ShardError
+from shard.reactor import READY_STEPS_MAX
+from tests.helpers import ManualClock
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def reactor(clock: ManualClock) -> Iterator[Reactor]:
+    made = Reactor(clock)
+    yield made
+    made.close()
+
+
+def turn_until_idle(reactor: Reactor) -> None:
+    for _ in range(1000):
+        if not reactor.poll(reactor.clock()) and not reactor._ready:
+            return
+    raise AssertionError("it never comes to rest")
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_coroutine_that_never_waits_is_done_at_once(reactor: Reactor) -> None:
+    async def work() -> int:
+        return 42
+
+    assert reactor.spawn(work()).result() == 42
+
+
+def test_a_task_goes_on_when_what_it_awaits_is_done(reactor: Reactor) -> None:
+    first, second, seen = Future(), Future(), list[object]()
+
+    async def work() -> str:
+        seen.append(await first)
+        seen.append(await second)
+        return "end"
+
+    task = reactor.spawn(work())
+    turn_until_idle(reactor)
+    assert not task.done()
+    first.set_result(1)
+    turn_until_idle(reactor)
+    assert seen == [1]
+    second.set_result(2)
+    turn_until_idle(reactor)
+    assert (seen, task.result()) == ([1, 2], "end")
+
+
+def test_errors_come_in_and_go_out(reactor: Reactor) -> None:
+    awaited = Future()
+
+    async def work() -> None:
+        try:
+            await awaited
+        except KeyError as error:
+            raise ValueError("from inside") from error
+
+    task = reactor.spawn(work())
+    awaited.set_error(KeyError())
+    turn_until_idle(reactor)
+    with pytest.raises(ValueError, match="from inside"):
+        task.result()
+
+
+def test_a_task_may_await_another(reactor: Reactor) -> None:
+    gate = Future()
+
+    async def inner() -> int:
+        return int(await gate) + 1
+
+    async def outer() -> int:
+        return int(await reactor.spawn(inner())) + 1
+
+    task = reactor.spawn(outer())
+    gate.set_result(40)
+    turn_until_idle(reactor)
+    assert task.result() == 42
+
+
+def test_a_cancelled_task_runs_its_finally_and_is_done_with_the_error(reactor: Reactor) -> None:
+    seen: list[str] = []
+    never = Future()
+
+    async def work() -> None:
+        try:
+            await never
+        finally:
+            seen.append("cleaned up")
+
+    task = reactor.spawn(work())
+    assert task.cancel(TimeoutError("late"))
+    assert not task.cancel(TimeoutError("again"))
+    assert seen == ["cleaned up"]
+    never.set_result(None)
+    turn_until_idle(reactor)
+    with pytest.raises(TimeoutError, match="late"):
+        task.result()
+
+
+def test_awaiting_something_else_ends_the_task_by_name(reactor: Reactor) -> None:
+    class Foreign:
+        def __await__(self) -> Iterator[object]:
+            yield "not a future"
+
+    async def work() -> None:
+        await Foreign()  # type: ignore[misc]
+
+    with pytest.raises(ShardError, match="await this engine's futures only, not str"):
+        reactor.spawn(work()).result()
+
+
+def test_a_task_is_none_of_an_asyncio_loop_that_its_reactor_is_turned_in(reactor: Reactor) -> None:
+    gate = Future()
+
+    async def ours() -> tuple[object, bool]:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return await gate, True
+
+    async def theirs() -> object:
+        task = reactor.spawn(ours())
+        gate.set_result("open")
+        turn_until_idle(reactor)
+        assert asyncio.get_running_loop().is_running()
+        return await task
+
+    assert asyncio.run(theirs()) == ("open", True)
+
+
+def test_sleep_lasts_as_long_as_the_clock_says(reactor: Reactor, clock: ManualClock) -> None:
+    async def work() -> str:
+        await reactor.sleep(5.0)
+        return "rested"
+
+    task = reactor.spawn(work())
+    clock.advance(4.9)
+    turn_until_idle(reactor)
+    assert not task.done()
+    clock.advance(0.2)
+    turn_until_idle(reactor)
+    assert task.result() == "rested"
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+def test_timers_fire_by_the_reactors_clock(reactor: Reactor, clock: ManualClock) -> None:
+    seen: list[str] = []
+    reactor.call_later(2.0, lambda: seen.append("two"))
+    reactor.call_later(1.0, lambda: seen.append("one"))
+    reactor.poll(clock())
+    assert seen == []
+    reactor.poll(clock.advance(1.5))
+    assert seen == ["one"]
+    reactor.poll(clock.advance(1.5))
+    assert seen == ["one", "two"]
+
+
+def test_one_turn_runs_a_bounded_number_of_steps(reactor: Reactor, clock: ManualClock) -> None:
+    seen: list[int] = []
+    for number in range(READY_STEPS_MAX + 10):
+        reactor.call_soon(lambda number=number: seen.append(number))  # type: ignore[misc]
+    assert reactor.poll(clock()) == READY_STEPS_MAX
+    assert seen == list(range(READY_STEPS_MAX))
+    reactor.poll(clock())
+    assert len(seen) == READY_STEPS_MAX + 10
+
+
+def test_what_asks_to_run_again_waits_for_the_next_turn(reactor: Reactor, clock: ManualClock) -> None:
+    seen: list[int] = []
+
+    def again() -> None:
+        seen.append(1)
+        reactor.call_soon(again)
+
+    reactor.call_soon(again)
+    for turn in range(1, 6):
+        reactor.poll(clock())
+        assert len(seen) == turn
+
+
+def test_a_watched_descriptor_calls_back_until_it_is_unwatched(reactor: Reactor) -> None:
+    reading, writing = os.pipe()
+    seen: list[bytes] = []
+    try:
+        reactor.watch(reading, lambda events: seen.append(os.read(reading, 10)))
+        turn_until_idle(reactor)
+        assert seen == []
+        os.write(writing, b"hello")
+        reactor.park(PATIENCE_S)
+        assert seen == [b"hello"]
+        reactor.unwatch(reading)
+        reactor.unwatch(reading)
+        os.write(writing, b"unseen")
+        for _ in range(100):
+            reactor.poll(reactor.clock())
+        assert seen == [b"hello"]
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_watching_again_changes_what_is_waited_for(reactor: Reactor) -> None:
+    one, two = socket.socketpair()
+    with one, two:
+        seen: list[int] = []
+        reactor.watch(one.fileno(), seen.append)
+        reactor.park(0.0)
+        assert seen == []
+        reactor.watch(one.fileno(), seen.append, select.EPOLLOUT)
+        reactor.park(PATIENCE_S)
+        assert seen == [select.EPOLLOUT]
+        reactor.unwatch(one.fileno())
+
+
+def test_a_callback_may_unwatch_one_that_is_ready_with_it(reactor: Reactor) -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    fds = [pair[0].fileno() for pair in pairs]
+    seen: list[int] = []
+
+    def callback(fd: int) -> None:
+        seen.append(fd)
+        for each in fds:
+            reactor.unwatch(each)
+
+    for fd in fds:
+        reactor.watch(fd, lambda _, fd=fd: callback(fd))  # type: ignore[misc]
+    for _, other in pairs:
+        other.send(b"x")
+    reactor.park(PATIENCE_S)
+    assert len(seen) == 1
+    for pair in pairs:
+        for each in pair:
+            each.close()
+
+
+# -- parking -----------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """Something to poll, as a ring would be."""
+
+    def __init__(self) -> None:
+        self.work = 0
+        self.slept: list[bool] = []
+
+    def poll(self) -> int:
+        done, self.work = self.work, 0
+        return done
+
+    def prepare_sleep(self, sleeping: bool) -> float:
+        self.slept.append(sleeping)
+        return 1.0
+
+    def has_work(self) -> bool:
+        return self.work > 0
+
+
+def test_sources_are_polled_every_turn_until_removed(reactor: Reactor, clock: ManualClock) -> None:
+    source = Source()
+    reactor.add_source(source)
+    source.work = 3
+    assert reactor.poll(clock()) == 3
+    source.work = 2
+    assert reactor.spin(10) == 1
+    assert source.work == 0
+    reactor.remove_source(source)
+    source.work = 1
+    assert reactor.poll(clock()) == 0
+
+
+def test_parking_tells_the_sources_and_does_not_sleep_on_work(reactor: Reactor) -> None:
+    source = Source()
+    reactor.add_source(source)
+    source.work = 1
+    parks = reactor.parks
+    reactor.park(PATIENCE_S)
+    assert reactor.parks == parks
+    assert source.slept == [True, False]
+    assert not reactor.parked
+
+
+def test_parking_lasts_no_longer_than_the_next_timer(reactor: Reactor, clock: ManualClock) -> None:
+    reactor.call_later(0.01, bool)
+    started = time.monotonic()
+    reactor.park(PATIENCE_S)
+    assert time.monotonic() - started < PATIENCE_S
+    reactor.call_soon(bool)
+    reactor.park(PATIENCE_S)  # something is ready: it does not even sleep
+
+
+def test_another_thread_ends_a_park(reactor: Reactor) -> None:
+    for wake in (reactor.wake, lambda: reactor.call_soon(bool)):
+
+        def when_parked(wake: object = wake) -> None:
+            deadline = time.monotonic() + PATIENCE_S
+            while not reactor.parked and time.monotonic() < deadline:
+                os.sched_yield()
+            wake()  # type: ignore[operator]
+
+        thread = threading.Thread(target=when_parked)
+        thread.start()
+        reactor.park(PATIENCE_S)
+        thread.join(PATIENCE_S)
+        assert not reactor.parked
+        turn_until_idle(reactor)
+
+
+def test_a_wake_before_the_park_is_not_lost(reactor: Reactor) -> None:
+    reactor.wake()
+    started = time.monotonic()
+    reactor.park(PATIENCE_S)
+    assert time.monotonic() - started < PATIENCE_S
+
+
+def test_after_close_turning_finds_nothing_and_waking_does_nothing(reactor: Reactor, clock: ManualClock) -> None:
+    reactor.call_soon(reactor.close)
+    reactor.poll(clock())
+    assert reactor.closed
+    assert reactor.poll(clock()) == 0
+    assert reactor.spin(10) == 0
+    reactor.wake()
+    reactor.close()
