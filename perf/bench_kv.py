@@ -93,9 +93,7 @@ CASES: list[Case] = [
 TARGETS: list[Target] = []  # none are set yet
 
 
-def run(
-    case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True
-) -> list[Result]:
+def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
     """Measure one case over each transport, and with no transport."""
     candidates = [
         Candidate("prpc kv, shm", "ours", partial(measure, case=case, transport="shm")),
@@ -191,9 +189,7 @@ class _Work:
             keys = np.arange(0, KEYS_IN_TABLE, 7)
             values = self._pull(keys)
             wanted = np.repeat(-counts[keys].astype(np.float32)[:, None], values.shape[1], axis=1)
-        return sample.with_work(
-            values_right=int((values == wanted).sum()), values=int(values.size), operations=self._turn
-        )
+        return sample.with_work(values_right=int((values == wanted).sum()), values=int(values.size), operations=self._turn)
 
 
 def _under_way(submit: Callable[..., Any], work: _Work, window: int, effort: Effort) -> Sample:

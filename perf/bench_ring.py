@@ -65,9 +65,7 @@ CASES: list[Case] = [RoundTrip(8), RoundTrip(64), RoundTrip(4096), OneWay(64), O
 TARGETS: list[Target] = []  # none are set for the ring alone: bench_rpc's stand on it
 
 
-def run(
-    case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True
-) -> list[Result]:
+def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
     """Measure one case with all candidates."""
     if isinstance(case, RoundTrip):
         candidates = [
@@ -77,9 +75,7 @@ def run(
             Candidate(peers.PIPE.name, "peer", partial(measure_peer, case=case, info=peers.PIPE)),
         ]
     else:
-        batch = min(
-            BATCH, CAPACITY_BYTES // 4 // case.size_bytes
-        )  # a quarter: the reader has one while the next is staged
+        batch = min(BATCH, CAPACITY_BYTES // 4 // case.size_bytes)  # a quarter: the reader has one while the next is staged
         candidates = [
             Candidate("shard.Ring", "ours", partial(measure_one_way, case=case, batch=1)),
             Candidate(f"shard.Ring, by {batch}", "ours", partial(measure_one_way, case=case, batch=batch)),
@@ -180,9 +176,7 @@ def measure_one_way(place: Place, effort: Effort, case: OneWay, batch: int) -> S
             count = int(min(8 * effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / each_ns)))
             before = time.perf_counter_ns()
             received = send(count)
-            return Sample.of_rate(count, time.perf_counter_ns() - before).with_work(
-                records=count, bytes_received=received
-            )
+            return Sample.of_rate(count, time.perf_counter_ns() - before).with_work(records=count, bytes_received=received)
 
 
 def swallow(announce: Announce, there: shard.Ring, back: shard.Ring) -> None:

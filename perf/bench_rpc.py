@@ -97,8 +97,7 @@ def run(
     """Measure one case with all candidates, or with those named."""
     chosen = infos or (IDLE if isinstance(case, Idle) else ALL)
     candidates = [
-        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution)
-        for info in chosen
+        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution) for info in chosen
     ]
     return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
 

@@ -56,9 +56,7 @@ class Child:
     def __init__(self, target: Callable[..., None], *args: object, cores: Iterable[int] = ()) -> None:
         self.name = f"{target.__module__}.{target.__qualname__}"
         self._words, words = _context.Pipe(duplex=False)
-        self._process = _context.Process(
-            target=_main, args=(target, args, words, tuple(cores), os.getpid()), name=self.name
-        )
+        self._process = _context.Process(target=_main, args=(target, args, words, tuple(cores), os.getpid()), name=self.name)
         self._process.start()
         words.close()
 
@@ -107,15 +105,11 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
 
-def _main(
-    target: Callable[..., None], args: tuple[object, ...], words: Any, cores: tuple[int, ...], parent_pid: int
-) -> None:
+def _main(target: Callable[..., None], args: tuple[object, ...], words: Any, cores: tuple[int, ...], parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)

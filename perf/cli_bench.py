@@ -73,14 +73,10 @@ def main(
 def command_line(subject: str) -> int:
     """`python -m perf.bench_<subject>`."""
     parser = argparse.ArgumentParser(prog=f"python -m perf.bench_{subject}", description=f"benchmark: {subject}")
-    parser.add_argument(
-        "--json", action="store_true", help="JSON lines: one per candidate and case, then one per target"
-    )
+    parser.add_argument("--json", action="store_true", help="JSON lines: one per candidate and case, then one per target")
     parser.add_argument("--markdown", action="store_true", help="the tables of RESULTS.md")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
     parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
     parser.add_argument("--case", help="only cases with this text in their name")
     given = parser.parse_args()
-    return main(
-        subject, json=given.json, quick=given.quick, markdown=given.markdown, pinned=not given.unpinned, case=given.case
-    )
+    return main(subject, json=given.json, quick=given.quick, markdown=given.markdown, pinned=not given.unpinned, case=given.case)

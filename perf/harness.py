@@ -122,9 +122,7 @@ def compare(
             try:
                 samples[candidate.name].append(_one_repeat(candidate, effort, pinned))
             except NotOffered as reason:
-                refused[candidate.name] = Result(
-                    bench, case, candidate.name, candidate.role, "not offered", str(reason)
-                )
+                refused[candidate.name] = Result(bench, case, candidate.name, candidate.role, "not offered", str(reason))
             except (ChildFailed, ChildSilent) as error:
                 refused[candidate.name] = Result(bench, case, candidate.name, candidate.role, "failed", str(error))
     return [

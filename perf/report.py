@@ -44,9 +44,7 @@ def verdict_record(verdict: Verdict, bench: str) -> Record:
 
 def records(results: Sequence[Result], verdicts: Sequence[Verdict], facts: Machine, bench: str) -> list[Record]:
     """All of a run."""
-    return [result_record(result, facts) for result in results] + [
-        verdict_record(verdict, bench) for verdict in verdicts
-    ]
+    return [result_record(result, facts) for result in results] + [verdict_record(verdict, bench) for verdict in verdicts]
 
 
 def target_text(target: Target) -> str:
@@ -93,9 +91,7 @@ def markdown(lines: Iterable[Record]) -> str:
     if verdicts:
         text += ["", "### Targets", "", "| target | measured | met |", "|---|---|---|"]
     for line in verdicts:
-        target = Target(
-            line["case"], line["candidate"], line["figure"], line["must_be"], line["bound"], line["against"]
-        )
+        target = Target(line["case"], line["candidate"], line["figure"], line["must_be"], line["bound"], line["against"])
         met = {True: "yes", False: "**no**", None: "not measured"}[line["met"]]
         text.append(f"| {target_text(target)} | {bound_text(target, line['measured'])} | {met} |")
     return "\n".join(text) + "\n"

@@ -64,9 +64,7 @@ def show_case(results: list[Result]) -> None:
         if timed:
             cells = [
                 units.duration(result.p50_ns),
-                f"{units.duration(result.p50_ns_low)} to {units.duration(result.p50_ns_high)}"
-                if result.p50_ns
-                else "-",
+                f"{units.duration(result.p50_ns_low)} to {units.duration(result.p50_ns_high)}" if result.p50_ns else "-",
                 units.duration(result.p99_ns),
                 units.duration(result.p999_ns),
                 units.amount(result.ops_per_s, "/s"),
@@ -104,7 +102,5 @@ def show_verdicts(verdicts: list[Verdict]) -> None:
         table.add_column(heading, no_wrap=heading != "target")
     for verdict in verdicts:
         mark, style = {True: ("met", "green"), False: ("missed", "red"), None: ("?", "dim")}[verdict.met]
-        table.add_row(
-            mark, escape(target_text(verdict.target)), bound_text(verdict.target, verdict.measured), style=style
-        )
+        table.add_row(mark, escape(target_text(verdict.target)), bound_text(verdict.target, verdict.measured), style=style)
     _console().print(table)

@@ -33,9 +33,7 @@ class Verdict:
         """None where nothing was measured."""
         if self.measured is None:
             return None
-        return (
-            self.measured <= self.target.bound if self.target.kind == "at most" else self.measured >= self.target.bound
-        )
+        return self.measured <= self.target.bound if self.target.kind == "at most" else self.measured >= self.target.bound
 
 
 def judge(targets: Sequence[Target], results: Sequence[Result]) -> list[Verdict]:

@@ -53,7 +53,7 @@ class CallTable:
     @property
     def started(self) -> int:
         """How many calls there have been."""
-        return int(self._ids.__reduce__()[1][0]) - 1  # the count's next number, without taking it
+        return int(repr(self._ids)[len("count(") : -1]) - 1  # the count's next number, without taking it
 
     def expire(self, now: float, error_for: Callable[[Call], RpcError]) -> int:
         """End all whose deadline has passed; how many. `soonest` is exact after it."""

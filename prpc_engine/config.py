@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prpc_engine.errors import ConfigError
+from prpc_engine.registry import NAME_LENGTH_MAX
 from shard import DEFAULT_LIMITS, Limits
 
 if sys.version_info >= (3, 11):
@@ -20,6 +21,8 @@ else:
 
 TRANSPORTS = ("shm", "tcp")  # in order of preference
 SLAB_BYTES_MAX = 8 << 30
+SERVER_ID_MAX = (1 << 31) - 1
+TIMEOUT_S_MAX = 3600.0  # of what waits for others to start: as long as the master holds a look-up
 
 
 def transports_from(wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -106,3 +109,15 @@ def check_number(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name}={value!r}: a whole number from {least} to {most} is allowed")
     return value
+
+
+def check_name(name: object) -> None:
+    """A service's name is a short, non-empty str. Raises ConfigError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX:
+        raise ConfigError(f"service name {name!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed")
+
+
+def check_timeout(timeout_s: object) -> None:
+    """A wait that must end: a number of seconds from 0 on. Raises ConfigError."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= TIMEOUT_S_MAX:
+        raise ConfigError(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed")

@@ -8,6 +8,8 @@ A node's session is its connection: when that ends, what it had registered is go
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections import defaultdict
 from functools import partial
@@ -15,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.config import limits_from, secret_from
+from prpc_engine.config import TIMEOUT_S_MAX, limits_from, secret_from
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.registry import Registry, RegistryError, ServerEntry
@@ -23,7 +25,7 @@ from prpc_engine.server import Server, calling_peer
 from shard import Driver, Future, Limits, Slab
 
 MASTER_TARGET = 1
-LOOKUP_TIMEOUT_S_MAX = 3600.0
+logger = logging.getLogger("prpc")
 
 
 class MasterRoute:
@@ -80,8 +82,8 @@ class _MasterMethods:
 
     async def lookup(self, service: str, expected: int, timeout_s: float) -> list[list[Any]]:
         """The servers of a service, as soon as there are `expected`, or those there are after `timeout_s`."""
-        if not 0 <= timeout_s <= LOOKUP_TIMEOUT_S_MAX:
-            raise RegistryError(f"a look-up waits for 0 to {LOOKUP_TIMEOUT_S_MAX} s, not {timeout_s}")
+        if not 0 <= timeout_s <= TIMEOUT_S_MAX:
+            raise RegistryError(f"a look-up waits for 0 to {TIMEOUT_S_MAX} s, not {timeout_s}")
         deadline = self._reactor.clock() + timeout_s
         while True:
             servers = self._registry.servers(service)
@@ -177,7 +179,7 @@ CLOSE_TIMEOUT_S = 5.0  # for the reactor to reach the end of its turn: a handler
 
 def close_in_reactor(driver: Driver, node: Node) -> None:
     """Close a node in its reactor's thread, then the driver. Again, or in a fork: does nothing."""
-    if driver.closing:
+    if driver.closing or node.pid != os.getpid():
         return
     done = Future(driver)
 
@@ -188,6 +190,8 @@ def close_in_reactor(driver: Driver, node: Node) -> None:
     driver.reactor.call_soon(close_node)
     try:
         done.result(CLOSE_TIMEOUT_S)
+    except TimeoutError:
+        logger.warning("a handler is still running %s s after close(): its peers find out when it returns", CLOSE_TIMEOUT_S)
     finally:
         driver.close()
 

@@ -65,7 +65,7 @@ class Node:
         self._accepted: set[Peer] = set()
         self._connections_max = limits.connections_max
         self._connecting = threading.Lock()
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._closed = False
         identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits)
         self._memory = MemoryTransport(identity, slab)
@@ -117,9 +117,9 @@ class Node:
         return self._peer(addresses, self._transports, timeout_s, asked)
 
     def _peer(self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str) -> Peer:
-        if self._pid != os.getpid():
+        if self.pid != os.getpid():
             raise ForkedError(
-                f"made in process {self._pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
+                f"made in process {self.pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
             )
         peer = self._peers.get(addresses[0])
         if peer is not None and not peer.lost:

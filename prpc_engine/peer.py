@@ -67,7 +67,7 @@ class Peer:
     ) -> None:
         self.connection = connection
         self.calls = CallTable()
-        self._in_flight = self.calls.in_flight
+        self._in_flight, self._next_id = self.calls.in_flight, self.calls.next_id
         self.decoder = Decoder()
         self._decode_plain = self.decoder.decode_plain
         self.lost = False
@@ -107,7 +107,7 @@ class Peer:
             deadline, wait_ms = now + timeout_s, int(timeout_s * 1000.0) + 1
         else:
             raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
-        call_id = calls.next_id()
+        call_id = self._next_id()
         call = self._in_flight[call_id] = Call(self._waiter, 0, None, None, calls, call_id, (method, route, now), deadline)
         if deadline < calls.soonest:
             calls.soonest = deadline

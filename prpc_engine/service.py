@@ -15,7 +15,7 @@ from typing import Any
 
 from prpc_engine import errors, slab
 from prpc_engine.client import CONNECT_TIMEOUT_S, TIMEOUT_S, RpcClient
-from prpc_engine.config import check_number, limits_from, secret_from, transports_from
+from prpc_engine.config import SERVER_ID_MAX, check_name, check_number, check_timeout, limits_from, secret_from, transports_from
 from prpc_engine.master import MASTER_ROUTE, close_in_reactor, host_and_port, master_error
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
@@ -147,6 +147,8 @@ class RpcService:
 
         Raises ConfigError, and Rejected when the master refuses (a server id that is taken).
         """
+        check_name(name)
+        check_number("server_id", server_id, -1, SERVER_ID_MAX)
         if sharded:
             return self._create_sharded(name, served, server_id)
         Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
@@ -199,6 +201,8 @@ class RpcService:
     def create_client(self, name: str, expected_servers: int = 1, timeout_s: float = 10.0) -> RpcClient:
         """A client of service `name`, as soon as it has `expected_servers` servers. Raises NoServer after `timeout_s` seconds."""
         check_number("expected_servers", expected_servers, 0, 1 << 20)
+        check_name(name)
+        check_timeout(timeout_s)
         self._check_open()
         entries = self._lookup(name, expected_servers, timeout_s)
         if len(entries) < expected_servers:

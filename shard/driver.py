@@ -13,6 +13,7 @@ and waits again (a handler that makes a call) turns the same reactor, deeper.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,14 @@ SPIN_TURNS = 256
 # How long nobody may have led before the progress thread goes on duty. It wakes this often while others lead: 50 times a
 # second, some 0.1 % of a core.
 STANDBY_S = 0.02
+
+
+# For the turn under way at close() to end: a handler may be running in it.
+CLOSE_TIMEOUT_S = 5.0
+# Between tries of a reactor whose turns fail, so that a bug fills no disk with its traces.
+AFTER_BUG_S = 0.01
+
+logger = logging.getLogger("shard")
 
 
 class Driver:
@@ -187,10 +196,14 @@ class Driver:
         idle = self._adaptive
         while not self.closing and not self._wanted:
             now = clock()
-            if reactor.poll(now):
-                idle.work(now)
-            elif idle.idle(now):
-                reactor.park(PARK_S_MAX)
+            try:
+                if reactor.poll(now):
+                    idle.work(now)
+                elif idle.idle(now):
+                    reactor.park(PARK_S_MAX)
+            except Exception:  # a bug in a callback of ours: said, and survived, or everybody here would wait for ever
+                logger.exception("the reactor's turn failed; it goes on")
+                time.sleep(AFTER_BUG_S)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -202,11 +215,15 @@ class Driver:
         self.reactor.wake()
         self._call_to_duty.release()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(CLOSE_TIMEOUT_S)
         while self._followers:
             self._pass_on()
-        if self._leader != threading.get_ident():
-            with self._lead:
-                self.reactor.close()
-        else:
+        if self._leader == threading.get_ident():
             self.reactor.close()
+        elif self._lead.acquire(timeout=CLOSE_TIMEOUT_S):
+            try:
+                self.reactor.close()
+            finally:
+                self._lead.release()
+        else:
+            logger.warning("a handler still runs %s s after close(): its thread is left to end by itself", CLOSE_TIMEOUT_S)

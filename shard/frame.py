@@ -64,7 +64,9 @@ class FrameDecoder:
     """See the file's head. `allocate(n)` makes the memory for a block of n bytes."""
 
     def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+        self.more = False  # whether something was staged behind the last frame: next_frame() is worth a call
         self._limits = limits
+        self._body_bytes_max = limits.body_bytes_max
         self._allocate = allocate
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0  # staged and not yet consumed
@@ -107,9 +109,10 @@ class FrameDecoder:
                     f"frame version {version}, {FRAME_VERSION} expected: not a prpc peer, or another release"
                 )
             if not block_count and HEADER_BYTES + body_bytes <= available:
-                if body_bytes > self._limits.body_bytes_max:
+                if body_bytes > self._body_bytes_max:
                     raise self._too_large(body_bytes)
                 self._start = end = start + HEADER_BYTES + body_bytes
+                self.more = end != self._end
                 return self._staging[start + HEADER_BYTES : end], _NO_BLOCKS
             if not self._begin_large(body_bytes, block_count, available):
                 return None
@@ -148,6 +151,7 @@ class FrameDecoder:
             if not self._block_bytes:
                 assert self._body is not None
                 frame = (self._body, self._blocks)
+                self.more = self._start != self._end
                 self._body, self._blocks = None, []  # the receiver's own: not kept from being used again by us
                 return frame
             size = self._block_bytes.pop()

@@ -264,6 +264,7 @@ class ShardGroup:
         self._owns_driver = driver is None
         self._slab = Slab()
         self._closed = False
+        self._pid = os.getpid()
         self._cores = cpu.place(size) if pin else [None] * size
         counters = Segment.create(size_for(size))
         self._counters = Counters.format(counters.memory, size)
@@ -359,8 +360,8 @@ class ShardGroup:
         return GroupStatistics(shards, sum(lane.in_flight for lane in self._lanes))
 
     def close(self) -> None:
-        """Stop all shards; those that do not stop in time are killed. A second close does nothing."""
-        if self._closed:
+        """Stop all shards; those that do not stop in time are killed. A second close, or one in a fork, does nothing."""
+        if self._closed or self._pid != os.getpid():
             return
         self._closed = True
         for lane in self._lanes:

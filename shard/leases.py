@@ -14,6 +14,7 @@ used again while a living peer still reads it, and two that hold blocks of each 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 from collections import deque
@@ -63,6 +64,7 @@ class Borrowings:
         self.line = line
         self.returned: deque[int] = deque()
         self.wake_if_parked: Callable[[], None] = _nobody_waits
+        self._pid = os.getpid()
 
     def borrow(self, memory: memoryview, offset: int, nbytes: int, lease: int) -> NDArray[np.uint8]:
         """A read-only array over the peer's block, 1-D uint8."""
@@ -73,8 +75,9 @@ class Borrowings:
         return root.view(np.ndarray)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # the peer may be gone
-            self.line.socket.shutdown(socket.SHUT_WR)
+        if self._pid == os.getpid():  # shutdown() ends it for a process we were forked from, too
+            with contextlib.suppress(OSError):  # the peer may be gone
+                self.line.socket.shutdown(socket.SHUT_WR)
 
 
 def _nobody_waits() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -64,6 +65,7 @@ class Reactor:
         self._callbacks[self._wakeup] = lambda _: self._drain_wakeup()
         self._until_descriptors = 0
         self._fence = memory_order.register_fence()
+        self._waking = threading.RLock()  # the descriptor is not closed, and its number used again, under a wake()
         self.parked = False
         self.closed = False
 
@@ -153,7 +155,10 @@ class Reactor:
                         return 1
                 events = wait(0, EVENTS_MAX)
                 if events:
-                    self._dispatch(events)
+                    for fd, event in events:  # as _dispatch(), without the call
+                        callback = self._callbacks.get(fd)
+                        if callback is not None:
+                            callback(event)
                     return 1
             self.warm_turns = max(0, self.warm_turns - turns)
         elif len(polls) == 1:
@@ -212,9 +217,10 @@ class Reactor:
                 source.prepare_sleep(False)
 
     def wake(self) -> None:
-        """End a park() early. From any thread or signal handler."""
-        if not self.closed:
-            os.eventfd_write(self._wakeup, 1)
+        """End a park() early. From any thread, signal handler or destructor."""
+        with self._waking:
+            if not self.closed:
+                os.eventfd_write(self._wakeup, 1)
 
     def _drain_wakeup(self) -> None:
         try:
@@ -224,10 +230,12 @@ class Reactor:
 
     def close(self) -> None:
         """Let go of the epoll; sources and descriptors are closed by who owns them."""
-        if not self.closed:
+        with self._waking:
+            if self.closed:
+                return
             self.closed = True
             self._epoll.close()
             os.close(self._wakeup)
-            self._callbacks.clear()
-            self._sources.clear()
-            self._polls = []
+        self._callbacks.clear()
+        self._sources.clear()
+        self._polls = []

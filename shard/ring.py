@@ -220,20 +220,16 @@ class RingConsumer:
                 if head >= tail:  # beyond it only when a handler polled this ring itself
                     break
                 index = head & mask
-                word = data_words[index >> 3]
-                length = word & LENGTH_MASK
-                end = index + RECORD_HEADER_BYTES + length
-                if end > self._capacity or head + length + RECORD_HEADER_BYTES > tail or word >> 32 == PADDING:
-                    self._skip_padding(index, word, tail)
+                length = data_words[index >> 3]
+                if length > LENGTH_MASK:
+                    count += self._take_tagged(length, index, tail, tagged)
                     continue
+                end = index + RECORD_HEADER_BYTES + length
+                if end > self._capacity or head + length + RECORD_HEADER_BYTES > tail:
+                    raise self._does_not_fit(length, tail)
                 self.head = head + ((length + 15) & ~7)
                 count += 1
-                if word <= LENGTH_MASK:
-                    handler(data[index + RECORD_HEADER_BYTES : end])
-                elif tagged is not None:
-                    tagged(data[index + RECORD_HEADER_BYTES : end], word >> 32)
-                else:
-                    raise RemoteProtocolError(f"record with tag {word >> 32}, where none is known")
+                handler(data[index + RECORD_HEADER_BYTES : end])
         finally:
             words[HEAD_WORD] = self.head
         if not count and tail != self.head:
@@ -244,14 +240,28 @@ class RingConsumer:
         """Count everything published as read; a poll() under way ends with its present record."""
         self.head = self._words[TAIL_WORD]
 
-    def _skip_padding(self, index: int, word: int, tail: int) -> None:
-        """Step over a padding record. Raises RemoteProtocolError for one that is wrong, and for a record that is no padding."""
-        length = word & LENGTH_MASK
-        if word >> 32 != PADDING:
-            raise RemoteProtocolError(f"record of {length} bytes at {self.head} does not fit the ring's tail {tail}")
+    def _take_tagged(self, word: int, index: int, tail: int, tagged: Callable[[memoryview, int], None] | None) -> int:
+        """Hand out a record with a tag, or step over padding; how many records that was."""
+        length, tag = word & LENGTH_MASK, word >> 32
+        end = index + RECORD_HEADER_BYTES + length
+        if tag == PADDING:
+            self._skip_padding(index, length)
+            return 0
+        if end > self._capacity or self.head + length + RECORD_HEADER_BYTES > tail:
+            raise self._does_not_fit(length, tail)
+        if tagged is None:
+            raise RemoteProtocolError(f"record with tag {tag}, where none is known")
+        self.head += (length + 15) & ~7
+        tagged(self._data[index + RECORD_HEADER_BYTES : end], tag)
+        return 1
+
+    def _skip_padding(self, index: int, length: int) -> None:
         if length != self._capacity - index:
             raise RemoteProtocolError(f"padding of {length} bytes at {index}, {self._capacity - index} expected")
         self.head += length
+
+    def _does_not_fit(self, length: int, tail: int) -> RemoteProtocolError:
+        return RemoteProtocolError(f"record of {length} bytes at {self.head} does not fit the ring's tail {tail}")
 
     def view(self) -> memoryview | None:
         """The next record's payload in place, or None when empty. Then release()."""
@@ -264,11 +274,13 @@ class RingConsumer:
             index = head & self._mask
             word = self._data_words[index >> 3]
             length = word & LENGTH_MASK
+            if word >> 32 == PADDING:
+                self._skip_padding(index, length)
+                continue
             end = index + RECORD_HEADER_BYTES + length
-            fits = end <= self._capacity and length + RECORD_HEADER_BYTES <= tail - head <= self._capacity
-            if fits and word >> 32 != PADDING:
-                break
-            self._skip_padding(index, word, tail)
+            if end > self._capacity or not length + RECORD_HEADER_BYTES <= tail - head <= self._capacity:
+                raise self._does_not_fit(length, tail)
+            break
         self._viewed = (length + 15) & ~7
         return self._data[index + RECORD_HEADER_BYTES : end]
 

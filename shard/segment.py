@@ -1,9 +1,9 @@
 """A piece of shared memory: made by one process, mapped by any that is handed its file descriptor.
 
-A segment is made under a name in /dev/shm, so that its size, mode and owner are the file system's business, and loses that
-name at once: peers receive the descriptor over a Unix socket. So a process that dies by kill -9 leaves nothing behind, and
-nobody can attach who was not handed it. Only a segment made with `keep_name=True` keeps its name, until unlink(); the name
-says whose it is, so that `collect_garbage` can tell the dead from the living:
+A segment is an unnamed file in /dev/shm (O_TMPFILE), so that its size, mode and owner are the file system's business; peers
+receive its descriptor over a Unix socket. So a process that dies by kill -9 leaves nothing behind at any moment, and nobody can
+attach who was not handed it. Only a segment made with `keep_name=True` has a name, until unlink(); the name says whose it is, so
+that `collect_garbage` can tell the dead from the living:
 
     /prpc.<uid>.<job>.<pid>.<start>.<random>     start: the owner's start time in clock ticks since boot, from /proc/pid/stat
 
@@ -61,22 +61,22 @@ class Segment:
     @classmethod
     def create(cls, size_bytes: int, keep_name: bool = False) -> Segment:
         """Zeroed, fully reserved memory, readable by this user alone. Raises ShmFull."""
-        name = _new_name()
-        handle = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        name = _new_name() if keep_name else None
+        if name is None:
+            fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        else:
+            fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+            _kept_names[name] = os.getpid()
         try:
-            os.posix_fallocate(handle.fd, 0, size_bytes)
-            segment = cls(handle.fd, size_bytes, name if keep_name else None)
+            os.posix_fallocate(fd, 0, size_bytes)
+            return cls(fd, size_bytes, name)
         except OSError as error:
-            os.close(handle.fd)
-            posix_ipc.unlink_shared_memory(name)
+            os.close(fd)
+            if name is not None:
+                unlink(name)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise ShmFull(_full_text(size_bytes)) from error
             raise
-        if keep_name:
-            _kept_names[name] = os.getpid()
-        else:
-            posix_ipc.unlink_shared_memory(name)
-        return segment
 
     @classmethod
     def attach(cls, fd: int) -> Segment:

@@ -42,12 +42,8 @@ def add_parser(subparsers: Any) -> None:
         help="shards of each server; 0: it serves by itself (default)",
     )
     parser.add_argument("--epochs", type=_count(1000), default=5, metavar="N", help="passes over the data (default: 5)")
-    parser.add_argument(
-        "--polling", action="store_true", help="never sleep: lowest latency, a whole core for each process"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", help="also write the report there as JSON; - for standard output alone"
-    )
+    parser.add_argument("--polling", action="store_true", help="never sleep: lowest latency, a whole core for each process")
+    parser.add_argument("--json", metavar="FILE", help="also write the report there as JSON; - for standard output alone")
 
 
 def _count(most: int, least: int = 1) -> Any:
@@ -94,9 +90,7 @@ def run(args: argparse.Namespace) -> int:
     interrupt = _Interrupt()
     try:
         with _Display(console, interrupt) as display:
-            report = run_demo(
-                args.servers, args.workers, args.shards, args.polling, Settings(epochs=args.epochs), display.show
-            )
+            report = run_demo(args.servers, args.workers, args.shards, args.polling, Settings(epochs=args.epochs), display.show)
     finally:
         interrupt.restore()
     console.print(_table(report))
@@ -181,9 +175,7 @@ def _table(report: Report) -> Table:
     table.add_column("cluster", justify="right")
     table.add_column("one process, plain numpy", justify="right")
     verdict = "agree" if report.agrees else "DIFFER"
-    table.add_row(
-        f"test AUC ({verdict} within {report.auc_tolerance})", f"{report.auc:.4f}", f"{report.auc_baseline:.4f}"
-    )
+    table.add_row(f"test AUC ({verdict} within {report.auc_tolerance})", f"{report.auc:.4f}", f"{report.auc_baseline:.4f}")
     table.add_row("test AUC of guessing by the hour alone", "", f"{report.auc_trivial:.4f}")
     table.add_row("examples/s", f"{report.examples_per_s:,.0f}", f"{report.baseline_examples_per_s:,.0f}")
     table.add_row("messages/s", f"{report.messages_per_s:,.0f}", "")

@@ -31,9 +31,7 @@ class BaselineReport:
         return self.examples / self.train_s
 
 
-def train_baseline(
-    flights: Flights, settings: Settings, after_batch: Callable[[], object] = lambda: None
-) -> BaselineReport:
+def train_baseline(flights: Flights, settings: Settings, after_batch: Callable[[], object] = lambda: None) -> BaselineReport:
     """Train for settings.epochs and evaluate once. after_batch() may raise to end it."""
     rows = SparseTable(settings.row_dim, settings.optimizer, settings.row_initializer)
     dense = DenseTable(settings.dense_shape, settings.optimizer, settings.dense_initializer)

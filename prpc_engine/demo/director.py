@@ -126,9 +126,7 @@ class _Desk:
         self.failures[worker] = reason
 
 
-def run_demo(
-    servers: int, workers: int, shards: int, polling: bool, settings: Settings, show: Callable[[State], None]
-) -> Report:
+def run_demo(servers: int, workers: int, shards: int, polling: bool, settings: Settings, show: Callable[[State], None]) -> Report:
     """Run it; show(state) is called some twenty times a second. Raises DemoError and the errors of prpc_engine."""
     state = State()
     show(state)
@@ -141,9 +139,7 @@ def run_demo(
         show(state)
         with RpcService(master.address, secret=secret) as service:
             desk = _Desk(state, workers)
-            service.create_server(
-                DIRECTOR, {name: getattr(desk, name) for name in ("ready", "progress", "finished", "failed")}
-            )
+            service.create_server(DIRECTOR, {name: getattr(desk, name) for name in ("ready", "progress", "finished", "failed")})
             server_roles = [cluster.start(f"server {index}", run_server, job, index) for index in range(servers)]
             worker_roles = [cluster.start(f"worker {index}", run_worker, job, index) for index in range(workers)]
             direct = _Direction(service, job, flights, state, desk, server_roles, worker_roles, show)

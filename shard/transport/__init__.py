@@ -18,7 +18,9 @@ sends). What every transport promises, and the contract test checks:
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,7 +30,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import BackpressureError, ClosedError, ShardError
+from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
 from shard.limits import Limits
 from shard.reactor import Reactor
 
@@ -68,6 +70,8 @@ class Connection(ABC, Generic[Item]):
         self._writing = threading.Lock()  # whoever holds it is the one writer
         self._outbox: deque[tuple[Item, int]] = deque()
         self._outbox_bytes = 0
+        self._short_bytes_max = -1  # bodies of up to so many bytes may take a transport's short way
+        _made_here.add(self)
 
     # -- sending: the first caller writes, others enqueue --------------------------------------------------------------
 
@@ -171,6 +175,22 @@ class Connection(ABC, Generic[Item]):
     @abstractmethod
     def _end(self) -> None:
         """Let go of memory, descriptors and the reactor."""
+
+
+_made_here: weakref.WeakSet[Connection[Any]] = weakref.WeakSet()
+
+
+def _refuse_in_fork() -> None:
+    """A child made by fork() shares rings and sockets with its parent: one message from it would break them for both."""
+    for connection in list(_made_here):
+        connection._short_bytes_max = -1
+        connection.error = connection.error or ForkedError(
+            f"{connection.peer} belongs to process {os.getppid()}, and was used in its fork {os.getpid()}: start processes by "
+            "spawn and connect there"
+        )
+
+
+os.register_at_fork(after_in_child=_refuse_in_fork)
 
 
 class Listener(ABC):

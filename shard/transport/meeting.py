@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
 from shard.handshake import ACCEPTED, REFUSED, Acceptor, Connector
 from shard.reactor import Reactor
+from shard.timers import Timer
 from shard.transport import Node
 
 logger = logging.getLogger("shard")
@@ -24,6 +24,8 @@ NONCE_BYTES = 32
 PROOF_FDS_MAX = 1
 # A storm of connections leaves room for the traffic of those that are there.
 ACCEPTS_PER_TURN = 16
+# For others to give descriptors back, when there are none.
+ACCEPT_PAUSE_S = 0.1
 
 
 def receive_exactly(sock: socket.socket, count: int) -> bytes:
@@ -173,7 +175,11 @@ class Door:
         self._done = done
         self._greetings: set[Greeting] = set()
         sock.setblocking(False)
-        reactor.watch(sock.fileno(), self._acceptable, select.EPOLLIN)
+        self._pause: Timer | None = None
+        self._watch()
+
+    def _watch(self) -> None:
+        self._reactor.watch(self._sock.fileno(), self._acceptable)
 
     def _acceptable(self, events: int) -> None:
         for _ in range(ACCEPTS_PER_TURN):  # level-triggered: the rest comes next turn
@@ -181,8 +187,10 @@ class Door:
                 sock, address = self._sock.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors, or the peer is gone already
-                logger.warning("cannot accept a connection: %s", error)
+            except OSError as error:  # out of descriptors, most likely: it would be readable, and fail, every turn
+                logger.warning("cannot accept a connection, trying again in %s s: %s", ACCEPT_PAUSE_S, error)
+                self._reactor.unwatch(self._sock.fileno())
+                self._pause = self._reactor.call_later(ACCEPT_PAUSE_S, self._watch)
                 return
             if len(self._greetings) >= self._node.limits.handshakes_max:
                 sock.close()
@@ -192,6 +200,8 @@ class Door:
 
     def close(self) -> None:
         """Stop listening and hang up on greetings under way."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._reactor.unwatch(self._sock.fileno())
         self._sock.close()
         for greeting in list(self._greetings):

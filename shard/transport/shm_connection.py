@@ -214,9 +214,7 @@ class ShmConnection(Connection[Record]):
             self._lendings.take_back(lease)
 
     def traffic(self) -> Traffic:
-        return Traffic(
-            self._producer.bytes_written + self._lendings.bytes_lent, self._consumer.head + self._bytes_borrowed
-        )
+        return Traffic(self._producer.bytes_written + self._lendings.bytes_lent, self._consumer.head + self._bytes_borrowed)
 
     def _ring_doorbell(self) -> None:
         if self._producer.take_sleeping():
@@ -466,5 +464,3 @@ def connection_over(
     connection = ShmConnection(sock, outgoing, incoming, peer, limits, slab)
     segment.close()
     return connection
-
-

@@ -246,7 +246,7 @@ class TcpConnection(Connection[list[memoryview]]):
                 self.on_message(body, blocks)
                 if self.error is not None:
                     return
-                frame = decoder.next_frame()
+                frame = decoder.next_frame() if decoder.more else None
             if count < len(destination):
                 return  # the socket is empty, most likely: epoll says when it is not
 

@@ -43,9 +43,7 @@ scalars = (
 keys = st.text(max_size=5) | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=5)
 values = st.recursive(
     scalars,
-    lambda inner: (
-        st.lists(inner, max_size=5) | st.lists(inner, max_size=5).map(tuple) | st.dictionaries(keys, inner, max_size=5)
-    ),
+    lambda inner: st.lists(inner, max_size=5) | st.lists(inner, max_size=5).map(tuple) | st.dictionaries(keys, inner, max_size=5),
     max_leaves=30,
 )
 
@@ -254,9 +252,7 @@ def test_other_types_are_refused_with_their_name_and_place(value: Any) -> None:
     ids=["objects", "records", "void", "custom class"],
 )
 def test_arrays_without_plain_bytes_are_refused_by_dtype(array: NDArray[Any]) -> None:
-    with pytest.raises(
-        BadArguments, match=r"the value\[0\] is an array of dtype .*cannot be sent.*convert it to numbers"
-    ):
+    with pytest.raises(BadArguments, match=r"the value\[0\] is an array of dtype .*cannot be sent.*convert it to numbers"):
         encode([array])
 
 

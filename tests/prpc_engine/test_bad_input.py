@@ -152,9 +152,7 @@ class Custom:
         "surrogate",
     ],
 )
-def test_an_argument_that_cannot_be_sent_is_named_with_its_place(
-    world: World, value: Any, words: tuple[str, ...]
-) -> None:
+def test_an_argument_that_cannot_be_sent_is_named_with_its_place(world: World, value: Any, words: tuple[str, ...]) -> None:
     with refused(errors.BadArguments, *words):
         world.client.call("echo", value)
     with refused(errors.BadArguments, *words):
@@ -276,9 +274,7 @@ def test_a_master_that_says_nothing_is_unreachable_in_time(world: World, silent:
         RpcService(master=silent, timeout_s=0.3)
 
 
-@pytest.mark.parametrize(
-    "address", ["", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"]
-)
+@pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"])
 def test_an_address_that_is_none_is_named_with_what_is_expected(address: str) -> None:
     with refused(errors.ConfigError, repr(address), "host:port expected"):
         RpcService(master=address)
@@ -468,9 +464,7 @@ def test_a_result_over_the_servers_limits_is_an_error_of_the_server() -> None:
         assert client.call("little") == 1
 
 
-def test_a_secret_file_that_cannot_be_read_or_is_empty_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_file_that_cannot_be_read_or_is_empty_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "secret"
     monkeypatch.setenv("PRPC_SECRET_FILE", str(path))
     with refused(errors.ConfigError, f"PRPC_SECRET_FILE={str(path)!r}", "cannot be read"):

@@ -14,9 +14,7 @@ from prpc_engine.errors import Cancelled, DeadlineExceeded, MaybeExecuted, RpcEr
 def enter(table: CallTable, deadline: float = NEVER) -> Call:
     """As Peer.request() does."""
     call_id = table.next_id()
-    call = table.in_flight[call_id] = Call(
-        table=table, call_id=call_id, asked=("work", "a server", 0.0), deadline=deadline
-    )
+    call = table.in_flight[call_id] = Call(table=table, call_id=call_id, asked=("work", "a server", 0.0), deadline=deadline)
     table.soonest = min(table.soonest, deadline)
     return call
 
@@ -64,7 +62,9 @@ def test_the_first_event_decides_and_the_second_changes_nothing(first: str, seco
 
 def test_call_ids_are_never_used_twice_and_begin_at_one() -> None:
     table = CallTable()
+    assert table.started == 0
     assert [enter(table).call_id for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert table.started == table.started == 5, "asking takes none"
 
 
 def test_only_those_whose_deadline_has_passed_expire() -> None:

@@ -35,9 +35,7 @@ def test_transports_are_those_asked_for_in_that_order_or_all() -> None:
             transports_from(wanted)
 
 
-def test_the_secret_is_the_argument_then_the_file_then_the_variable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_secret_is_the_argument_then_the_file_then_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert secret_from(None) == b""
     monkeypatch.setenv("PRPC_SECRET", "variable")
     assert secret_from(None) == b"variable"

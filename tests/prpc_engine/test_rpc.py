@@ -325,6 +325,25 @@ def test_the_way_taken_is_told(remote: World) -> None:
     assert any(choice.startswith(f"{remote.transport} to ") for choice in remote.service.transports.values())
 
 
+def test_serve_forever_may_be_for_a_time_and_the_progress_thread_serves_after_it(world: World) -> None:
+    with RpcService(master=world.master.address) as other:
+        other.create_server("timed", Handlers(other))
+        client = world.service.create_client("timed", timeout_s=PATIENCE_S)
+        seen: list[str] = []
+
+        def ask() -> None:
+            while "MainThread" not in seen:
+                seen.append(client.call("thread", timeout_s=PATIENCE_S))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while thread.is_alive():
+            other.serve_forever(timeout_s=0.05)
+        thread.join(PATIENCE_S)
+        assert client.call("echo", "still there") == "still there"
+        assert client.call("thread") == "prpc-progress"
+
+
 def test_serve_forever_serves_from_the_main_thread(remote: World) -> None:
     remote.client.call("echo", 1)
     assert remote.client.call("thread") == "MainThread"

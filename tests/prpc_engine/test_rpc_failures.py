@@ -6,6 +6,8 @@ import gc
 import os
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -149,9 +151,7 @@ def test_a_thread_that_waits_in_call_learns_of_the_death_too(world: World, fifo:
 
 def test_after_its_death_calls_are_not_sent_until_it_is_started_again_under_its_name(world: World) -> None:
     world.server.kill()
-    wait_until(
-        lambda: all(route.peer is None or route.peer.lost for route in world.client._routes.values()), "the loss"
-    )
+    wait_until(lambda: all(route.peer is None or route.peer.lost for route in world.client._routes.values()), "the loss")
     started = time.monotonic()
     with pytest.raises(NotSent):  # NoServer once the master knows, NotSent from the old address before
         world.client.call("echo", 1, timeout_s=BOUND_S)
@@ -236,6 +236,33 @@ def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(
     del fresh, each
     world.client.call("drop")
     wait_until(lambda: slab.statistics().blocks_used == before, "the end of the lease")
+
+
+def test_a_fork_of_a_client_is_refused_by_name_and_leaves_its_parent_alone(world: World) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            refusals = 0
+            for verb in (world.client.call, world.client.submit, world.client.notify):
+                for value in (1, b"x" * 100_000, np.zeros(100_000)):
+                    try:
+                        verb("echo", value)
+                    except Exception as error:
+                        refusals += f"used in its fork {os.getpid()}" in str(error)
+            world.service.close()
+            gc.collect()
+            code = 0 if refusals == 9 else 10 + refusals
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for number in range(100):
+        assert world.client.call("echo", number, timeout_s=PATIENCE_S) == number
+        assert world.client.call("first_and_last", np.full(10_000, number), timeout_s=PATIENCE_S) == (number, number)
 
 
 def test_in_one_process_a_closed_service_ends_calls_of_the_other() -> None:

@@ -147,9 +147,7 @@ def test_a_bound_on_tasks_is_backpressure(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr("prpc_engine.server.TASKS_MAX", 2)
     calls = [world.ask("wait") for _ in range(3)]
     world.turn()
-    with pytest.raises(
-        errors.Backpressure, match=r"'wait' of server 0 of 'test' .* was refused: 2 tasks are running in 'test'"
-    ):
+    with pytest.raises(errors.Backpressure, match=r"'wait' of server 0 of 'test' .* was refused: 2 tasks are running in 'test'"):
         calls[2].result()
     world.handlers.gate.set_result("open")
     world.turn()

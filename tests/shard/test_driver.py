@@ -245,9 +245,7 @@ def test_a_callback_may_close_the_driver(driver: Driver) -> None:
 
 def test_a_fork_is_refused_by_name_and_leaves_the_parent_alone(driver: Driver) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of Python 3.12: we have threads. That is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
         child = os.fork()
     if not child:
         try:

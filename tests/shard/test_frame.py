@@ -60,9 +60,7 @@ def test_a_stream_cut_anywhere_gives_the_same_frames(sent: list[Message], cuts: 
 
 @given(st.lists(large, min_size=1, max_size=3), st.lists(st.integers(1, 200_000), max_size=10))
 @settings(max_examples=30, deadline=None)
-def test_large_bodies_and_blocks_come_through_in_any_pieces(
-    sizes: list[tuple[int, list[int]]], cuts: list[int]
-) -> None:
+def test_large_bodies_and_blocks_come_through_in_any_pieces(sizes: list[tuple[int, list[int]]], cuts: list[int]) -> None:
     random = np.random.default_rng(len(cuts))
     sent = [(random.bytes(body), [random.bytes(block) for block in blocks]) for body, blocks in sizes]
     wire = b"".join(wire_of(message) for message in sent)
@@ -94,9 +92,7 @@ def test_any_bytes_are_frames_or_a_named_error(wire: bytes, cuts: list[int]) -> 
 
 @given(messages.filter(bool), st.integers(0, 1 << 16), st.integers(1, 255))
 @settings(max_examples=300)
-def test_a_stream_with_a_byte_changed_is_frames_or_a_named_error(
-    sent: list[Message], position: int, change: int
-) -> None:
+def test_a_stream_with_a_byte_changed_is_frames_or_a_named_error(sent: list[Message], position: int, change: int) -> None:
     wire = bytearray(b"".join(wire_of(message) for message in sent))
     wire[position % len(wire)] ^= change
     try:

@@ -85,9 +85,7 @@ def test_callbacks_added_while_another_thread_completes_run_exactly_once() -> No
         seen: list[tuple[int, int]] = []
         start = threading.Barrier(3)
 
-        def add(
-            name: int, future: Future = future, seen: list[tuple[int, int]] = seen, start: threading.Barrier = start
-        ) -> None:
+        def add(name: int, future: Future = future, seen: list[tuple[int, int]] = seen, start: threading.Barrier = start) -> None:
             start.wait(PATIENCE_S)
             for number in range(10):
                 future.add_done_callback(lambda _, number=number: seen.append((name, number)))  # type: ignore[misc]

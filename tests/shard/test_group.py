@@ -194,9 +194,7 @@ def test_a_call_without_its_arguments_raises_type_error(group: ShardGroup) -> No
         group.submit_to(0, functions.double).result(PATIENCE_S)
 
 
-def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_work_goes_on(
-    group: ShardGroup, fifo: str
-) -> None:
+def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_work_goes_on(group: ShardGroup, fifo: str) -> None:
     future = group.submit_to(0, functions.read_fifo, fifo)
     with pytest.raises(TimeoutError, match=r"no result within 0\.05 s"):
         future.result(0.05)
@@ -344,14 +342,13 @@ def test_outside_a_shard_there_is_none() -> None:
 
 def test_a_group_is_refused_in_a_fork_of_its_process(group: ShardGroup) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of Python 3.12: we have threads. That is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
         child = os.fork()
     if not child:
         try:
-            group.submit_to(0, functions.index).result(1.0)
+            group.submit_to(0, functions.index)
         except ForkedError:
+            group.close()
             os._exit(0)
         finally:
             os._exit(1)

@@ -115,7 +115,10 @@ def test_poll_hands_out_a_bounded_batch_and_tags_apart() -> None:
         assert producer.try_write(bytes([number]), tag=number % 2)
     plain: list[bytes] = []
     tagged: list[tuple[bytes, int]] = []
-    take = lambda: consumer.poll(lambda view: plain.append(bytes(view)), 3, lambda view, tag: tagged.append((bytes(view), tag)))  # noqa: E731
+
+    def take() -> int:
+        return consumer.poll(lambda view: plain.append(bytes(view)), 3, lambda view, tag: tagged.append((bytes(view), tag)))
+
     assert take() == 3
     assert take() == 1
     assert take() == 0

@@ -102,9 +102,7 @@ def test_arrays_on_it_outlive_its_closing() -> None:
 
 def test_one_that_does_not_fit_is_shm_full_and_leaves_nothing() -> None:
     before = names()
-    with pytest.raises(
-        ShmFull, match=r"/dev/shm has no room for a segment of .* MiB: .* MiB of .* MiB free; run `prpc gc`"
-    ):
+    with pytest.raises(ShmFull, match=r"/dev/shm has no room for a segment of .* MiB: .* MiB of .* MiB free; run `prpc gc`"):
         Segment.create(1 << 50)
     assert names() == before
 

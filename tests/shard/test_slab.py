@@ -109,7 +109,14 @@ def test_a_dropped_array_gives_its_block_to_the_next_of_that_size(slab: Slab) ->
 
 def test_a_block_is_used_as_long_as_any_view_of_it(slab: Slab) -> None:
     array = slab.empty((1000, 100), np.float32)
-    views = [array[3:], array.reshape(-1)[::7], array.T, memoryview(array.data)[2:], array.view(np.uint8), np.asarray(array)]
+    views = [
+        array[3:],
+        array.reshape(-1)[::7],
+        array.T,
+        memoryview(array.data)[2:],
+        array.view(np.uint8),
+        np.asarray(array),
+    ]
     views.append(np.frombuffer(array, np.float64))
     del array
     gc.collect()
@@ -307,9 +314,7 @@ def test_a_slab_is_refused_in_a_fork_of_its_process(slab: Slab) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare"
-)
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare")
 def test_a_small_dev_shm_is_shm_full_at_once_and_never_sigbus() -> None:
     program = """
 import numpy as np

@@ -9,7 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from shard import AuthenticationError, Node, PeerLostError, RemoteProtocolError, ShmTransport, Slab, Transport, UnreachableError
+from shard import (
+    AuthenticationError,
+    Node,
+    PeerLostError,
+    RemoteProtocolError,
+    ShmTransport,
+    Slab,
+    Transport,
+    UnreachableError,
+)
 from shard.transport.shm_connection import ShmConnection
 from tests.transport_contract import LIMITS, Side, TransportContract, World
 
