@@ -13,7 +13,7 @@ All integers little-endian. Lengths are checked against `Limits` before anything
 The decoder says where the next bytes belong, so that the socket receives a large block in the very memory that its reader
 will see:
 
-    destination() -> where to receive       received(n) -> the first frame, or None       next_frame() -> one more, or None
+    destination() -> where to receive       next_frame(n) -> n bytes are there: a frame, or None       next_frame() -> one more
 """
 
 from __future__ import annotations
@@ -88,16 +88,14 @@ class FrameDecoder:
             self._start, self._end = 0, len(rest)
         return self._staging[self._end :]
 
-    def received(self, count: int) -> Frame | None:
-        """`count` bytes now stand at destination(); the next whole frame, as next_frame()."""
-        if self._filling is not None:
-            self._filling = self._filling[count:] if count < len(self._filling) else None
-        else:
-            self._end += count
-        return self.next_frame()
+    def next_frame(self, received: int = 0) -> Frame | None:
+        """`received` more bytes stand at destination(); the next whole frame, or None until there are more.
 
-    def next_frame(self) -> Frame | None:
-        """The next whole frame, or None until more is received. Raises RemoteProtocolError."""
+        Raises RemoteProtocolError."""
+        if self._filling is None:
+            self._end += received
+        else:
+            self._filling = self._filling[received:] if received < len(self._filling) else None
         if self._body is None:
             start = self._start
             available = self._end - start

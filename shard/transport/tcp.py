@@ -31,6 +31,7 @@ from shard.transport import Accept, Buffer, Connection, Listener, Node, Traffic,
 from shard.transport.meeting import Door, Greeting, meet
 
 KIND = 1  # in the handshake
+_pack_header = HEADER.pack
 LISTEN_BACKLOG = 1024
 
 # Reads of one connection in one turn, so that a flood from one peer leaves room for the others.
@@ -87,31 +88,29 @@ class TcpConnection(Connection[list[memoryview]]):
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
         """The short way for a message without blocks to a socket with room; see Connection.send for the rest."""
-        if (
-            not blocks
-            and not self._partial
-            and not self._outbox
-            and len(body) <= self._short_bytes_max
-            and self._writing.acquire(False)
-        ):
-            message = HEADER.pack(len(body), 0, FRAME_VERSION) + body
+        if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
             try:
-                sent = self._send_bytes(message)
+                free = not self._partial  # looked at with the lock held: else another thread's rest could be cut in two
+                if free:
+                    message = _pack_header(len(body), 0, FRAME_VERSION) + body
+                    sent = self._send_bytes(message)
+                    self._bytes_sent += sent
+                    if sent < len(message):
+                        self._partial = [memoryview(message)[sent:]]
             except BlockingIOError:
-                sent = 0
+                self._partial = [memoryview(message)]
             except OSError as error:
                 raise PeerLostError(f"{self.peer} was lost: {error.strerror or error}") from error
             finally:
                 self._writing.release()
-            self._bytes_sent += sent
-            if self.reactor is not None:
-                self.reactor.warm_turns = WARM_TURNS
-            if sent < len(message):
-                self._partial = [memoryview(message)[sent:]]
-                self._want_writable()
-            elif self._outbox:
-                self.drain()
-            return
+            if free:
+                if self.reactor is not None:
+                    self.reactor.warm_turns = WARM_TURNS
+                if self._partial:
+                    self._want_writable()
+                elif self._outbox:
+                    self.drain()
+                return
         super().send(body, blocks, stable)
 
     def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
@@ -127,19 +126,18 @@ class TcpConnection(Connection[list[memoryview]]):
         if stable:
             return parts, size
         # Nobody else may change what is still to be sent: written at once if the socket takes it all, copied if not.
-        if not self._outbox and not self._partial and self._writing.acquire(False):
+        if not self._outbox and self._writing.acquire(False):
             try:
-                rest = self._send(parts)
+                if not self._partial:
+                    # What the socket does not take is ahead of everything else: the first bytes of this message are gone.
+                    self._partial = [memoryview(bytes(part)) for part in self._send(parts)]
+                    if self._partial:
+                        self._want_writable()
+                    return [], 0
             except OSError as error:
                 raise PeerLostError(f"{self.peer} was lost: {error}") from error
             finally:
                 self._writing.release()
-            if not rest:
-                return [], 0
-            copies = [memoryview(bytes(part)) for part in rest]
-            self._partial = copies  # ahead of everything else: the first bytes of this message are gone
-            self._want_writable()
-            return [], 0
         return [memoryview(bytes(part)) for part in parts], size
 
     def _write(self, item: list[memoryview]) -> bool:
@@ -238,7 +236,7 @@ class TcpConnection(Connection[list[memoryview]]):
                 self.close(PeerLostError(f"{self.peer} hung up"))
                 return
             self._bytes_received += count
-            frame = decoder.received(count)
+            frame = decoder.next_frame(count)
             while frame is not None:
                 body, blocks = frame
                 for block in blocks:

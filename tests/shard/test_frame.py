@@ -42,7 +42,7 @@ def decode(wire: bytes, cuts: list[int], limits: Limits = LIMITS) -> list[Messag
         assert len(destination) > 0
         count = min(len(destination), len(wire) - at, cuts[number % len(cuts)] if cuts else len(wire))
         destination[:count] = wire[at : at + count]
-        frame = decoder.received(count)
+        frame = decoder.next_frame(count)
         at += count
         number += 1
         while frame is not None:
@@ -115,7 +115,7 @@ def test_what_is_over_a_limit_is_refused_before_anything_is_allocated_for_it(hea
     decoder = FrameDecoder(LIMITS, _never)
     decoder.destination()[: len(header)] = header
     with pytest.raises(RemoteProtocolError, match=text):
-        decoder.received(len(header))
+        decoder.next_frame(len(header))
 
 
 def _never(size: int) -> NDArray[np.uint8]:
@@ -137,5 +137,5 @@ def test_received_blocks_are_not_kept_by_the_decoder() -> None:
     decoder = FrameDecoder(LIMITS, allocate)
     wire = wire_of((b"", [bytes(100)]))
     decoder.destination()[: len(wire)] = wire
-    assert decoder.received(len(wire)) is not None
+    assert decoder.next_frame(len(wire)) is not None
     assert decoder._blocks == []
