@@ -27,7 +27,8 @@ class Call(Future):
 
     table: CallTable | None = None
     call_id: int = 0
-    asked: tuple[str, object, float] = ("", None, 0.0)  # method, route and when: for the texts of errors
+    asked: tuple[str, object] = ("", None)  # method and route: for the texts of errors
+    sent: float = 0.0  # when; like the deadline, set once the request is on its way
     deadline: float = NEVER
 
     def cancel(self) -> bool:
@@ -56,15 +57,16 @@ class CallTable:
         return int(repr(self._ids)[len("count(") : -1]) - 1  # the count's next number, without taking it
 
     def expire(self, now: float, error_for: Callable[[Call], RpcError]) -> int:
-        """End all whose deadline has passed; how many. `soonest` is exact after it."""
+        """End all whose deadline has passed; how many. `soonest` is exact after it, but for calls made meanwhile: those arm
+        a look of their own."""
         late = []
-        soonest = NEVER
+        soonest = self.soonest = NEVER  # before the look: a deadline set after it is compared with this, one set before is seen
         for call in list(self.in_flight.values()):
             if call.deadline <= now:
                 late.append(call)
             elif call.deadline < soonest:
                 soonest = call.deadline
-        self.soonest = soonest
+        self.soonest = min(soonest, self.soonest)
         for call in late:
             self.in_flight.pop(call.call_id, None)
             call.set_error(error_for(call))

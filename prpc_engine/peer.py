@@ -6,6 +6,7 @@ import logging
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
@@ -70,6 +71,7 @@ class Peer:
         self._in_flight, self._next_id = self.calls.in_flight, self.calls.next_id
         self.decoder = Decoder()
         self._decode_plain = self.decoder.decode_plain
+        self._armed = NEVER  # when expire() is next called
         self.lost = False
         self._send = connection.send
         self.reactor = reactor
@@ -98,27 +100,29 @@ class Peer:
         self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None, stable: bool
     ) -> Call:
         """Send one request. Raises NotSent, Backpressure, BadArguments, ShmFull."""
-        body, blocks = encode_arguments(arguments)
-        calls = self.calls
-        now = monotonic()
         if timeout_s is None:
-            deadline, wait_ms = NEVER, 0
+            wait_ms = 0
         elif 0.0 <= timeout_s <= TIMEOUT_S_MAX:
-            deadline, wait_ms = now + timeout_s, int(timeout_s * 1000.0) + 1
+            wait_ms = int(timeout_s * 1000.0) + 1
         else:
             raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
+        body, blocks = encode_arguments(arguments)
         call_id = self._next_id()
-        call = self._in_flight[call_id] = Call(self._waiter, 0, None, None, calls, call_id, (method, route, now), deadline)
-        if deadline < calls.soonest:
-            calls.soonest = deadline
-            self.reactor.call_soon(self._arm)
+        call = self._in_flight[call_id] = Call(self._waiter, 0, None, None, self.calls, call_id, (method, route))
         try:
             self._send(_pack(REQUEST, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
         except BaseException as error:
-            calls.in_flight.pop(call_id, None)
+            self._in_flight.pop(call_id, None)
             if isinstance(error, ShardError):
                 raise self._not_sent(error, method, route) from error
             raise
+        # The other side is at work: what follows costs the caller nothing.
+        call.sent = now = monotonic()
+        if timeout_s is not None:
+            call.deadline = deadline = now + timeout_s
+            if deadline < self.calls.soonest:
+                self.calls.soonest = deadline
+                self.reactor.call_soon(partial(self._arm, deadline))
         return call
 
     def notify(self, route: Route, method: str, key: int, arguments: tuple[Any, ...]) -> None:
@@ -141,23 +145,22 @@ class Peer:
             return errors.Closed(text)
         return errors.NotSent(text)
 
-    def _arm(self) -> None:
-        """See to it that expire() is called at `soonest`."""
-        soonest = self.calls.soonest
-        if self.connection.error is None and soonest != NEVER:
-            self.reactor.timers.call_at(soonest, self._expire)
+    def _arm(self, when: float) -> None:
+        """See to it that expire() is called at `when`."""
+        if self.connection.error is None and when < self._armed:
+            self._armed = when
+            self.reactor.timers.call_at(when, self._expire)
 
     def _expire(self) -> None:
+        self._armed = NEVER
         now = self.reactor.clock()
-        if now < self.calls.soonest:
-            return
         if self.calls.expire(now, lambda call: self._deadline_exceeded(call, now)):
             self.connection.own_outbox()
-        self._arm()
+        self._arm(self.calls.soonest)
 
     def _deadline_exceeded(self, call: Call, now: float) -> errors.DeadlineExceeded:
         return errors.DeadlineExceeded(
-            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after {now - call.asked[2]:.3f} s; "
+            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after {now - call.sent:.3f} s; "
             "the handler may still be running: allow a larger timeout_s, or look why it is slow"
         )
 
@@ -227,7 +230,7 @@ class Peer:
         call.set_error(self._failure(call, reason, name, text, more))
 
     def _failure(self, call: Call, status: Status, name: str, text: str, more: str) -> errors.RpcError:
-        method, route, _ = call.asked
+        method, route = call.asked
         where = f"{route} at {self.connection.peer}"
         if status == Status.HANDLER_RAISED:
             return errors.RemoteError(
@@ -259,10 +262,10 @@ class Peer:
 
     def _on_close(self, connection: Connection[Any], error: ShardError) -> None:
         def lost(call: Call) -> errors.RpcError:
-            method, client, started = call.asked
+            method, client = call.asked
             if isinstance(error, ClosedError):
                 return errors.Closed(f"this side closed the connection while {method!r} of {client} was in flight")
-            after = self.reactor.clock() - started
+            after = self.reactor.clock() - call.sent
             return errors.MaybeExecuted(
                 f"{method!r} was sent to {client}, and the peer was lost {after:.3f} s later ({error}): it may have run; "
                 "retry it only if running it twice is harmless"

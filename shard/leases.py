@@ -14,6 +14,7 @@ used again while a living peer still reads it, and two that hold blocks of each 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -85,12 +86,12 @@ def _nobody_waits() -> None:
 
 
 class Lendings:
-    """What a peer holds of ours. Owned by the connection; all calls by its one writer or by the reactor's thread."""
+    """What a peer holds of ours. Owned by the connection; lend() from any thread that sends, the rest in the reactor's."""
 
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
         self._lent: dict[int, Block] = {}
-        self._next = 1
+        self._next_lease = itertools.count(1).__next__  # atomic
         self.bytes_lent = 0  # in all
 
     def __len__(self) -> int:
@@ -99,8 +100,7 @@ class Lendings:
     def lend(self, block: Block, nbytes: int) -> int:
         """Note a lease on `nbytes` of `block`, which already counts the peer as a user; its number."""
         self.bytes_lent += nbytes
-        lease = self._next
-        self._next += 1
+        lease = self._next_lease()
         self._lent[lease] = block
         return lease
 

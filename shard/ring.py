@@ -228,8 +228,8 @@ class RingConsumer:
                 if end > self._capacity or head + length + RECORD_HEADER_BYTES > tail:
                     raise self._does_not_fit(length, tail)
                 self.head = head + ((length + 15) & ~7)
-                count += 1
                 handler(data[index + RECORD_HEADER_BYTES : end])
+                count += 1
         finally:
             words[HEAD_WORD] = self.head
         if not count and tail != self.head:

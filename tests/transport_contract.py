@@ -256,8 +256,9 @@ class TransportContract:
         def send(name: int) -> None:
             number = 0
             while number < 200:
+                blocks = [np.full(20_000 + number, number % 256, np.uint8)] if number % 4 == 0 else []
                 try:
-                    one.connection.send(bytes([name]) + number.to_bytes(4, "little") + bytes(500))
+                    one.connection.send(bytes([name]) + number.to_bytes(4, "little") + bytes(500), blocks)
                     number += 1
                 except BackpressureError:
                     continue
@@ -271,6 +272,11 @@ class TransportContract:
         for name in range(4):
             own = [int.from_bytes(body[1:5], "little") for body in two.bodies if body[0] == name]
             assert own == list(range(200))
+        for body, blocks in two.messages:
+            number = int.from_bytes(body[1:5], "little")
+            assert [(block.nbytes, set(block.tolist())) for block in blocks] == (
+                [(20_000 + number, {number % 256})] if number % 4 == 0 else []
+            )
 
     def test_closing_tells_both_sides_once_and_what_was_sent_before_still_arrives(
         self, world: World, sides: tuple[Side, Side]

@@ -45,7 +45,8 @@ class Connected(Peer):
 
     def round_trip(self, payload: bytes) -> bytes:
         self._requester.send(payload)
-        return self._requester.recv()
+        reply: bytes = self._requester.recv()
+        return reply
 
     def send_array(self, array: NDArray[np.float32]) -> float:
         self._requester.send(as_bytes(array), copy=False)

@@ -14,7 +14,7 @@ from prpc_engine.errors import Cancelled, DeadlineExceeded, MaybeExecuted, RpcEr
 def enter(table: CallTable, deadline: float = NEVER) -> Call:
     """As Peer.request() does."""
     call_id = table.next_id()
-    call = table.in_flight[call_id] = Call(table=table, call_id=call_id, asked=("work", "a server", 0.0), deadline=deadline)
+    call = table.in_flight[call_id] = Call(table=table, call_id=call_id, asked=("work", "a server"), deadline=deadline)
     table.soonest = min(table.soonest, deadline)
     return call
 
