@@ -220,9 +220,8 @@ def test_a_server_outlives_its_clients(world: World) -> None:
     assert world.client.call("echo", 2) == 2
 
 
+@pytest.mark.parametrize("world", ["shm"], indirect=True)  # blocks are lent through shared memory only
 def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(world: World) -> None:
-    if world.transport != "shm":
-        pytest.skip("blocks are lent through shared memory only")
     gc.collect()  # of earlier tests
     slab = world.service._node.slab
     before = slab.statistics().blocks_used
