@@ -193,7 +193,9 @@ class RpcService:
         self._driver.run(timeout_s)
 
     def stop_serving(self) -> None:
-        """Let serve_forever() return; the service stays open. From any thread or signal handler."""
+        """Let serve_forever() return, or the next one when none is under way; the service stays open.
+
+        From any thread or signal handler."""
         self._driver.stop_running()
 
     # -- clients -------------------------------------------------------------------------------------------------------

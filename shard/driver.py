@@ -54,6 +54,7 @@ class Driver:
         self._wanted = 0  # threads that ask the progress thread for the lead
         self._on_duty = False
         self._running: Future | None = None
+        self._stop_asked = False
         self._led = 0  # how often a waiting thread has led
         self._followers: deque[threading.Semaphore] = deque()
         self._call_to_duty = threading.Semaphore(0)
@@ -94,12 +95,17 @@ class Driver:
         """Drive from this thread for `timeout_s` seconds, or until stop_running() or close()."""
         self._running = Future(self)
         try:
-            self.wait(self._running, timeout_s)
+            if not self._stop_asked:  # looked at after _running is there: a signal in between finds that
+                self.wait(self._running, timeout_s)
         except ClosedError:
             return  # closed meanwhile: that is how it ends
+        finally:
+            self._running = None
+            self._stop_asked = False
 
     def stop_running(self) -> None:
-        """Let run() return. From any thread or signal handler."""
+        """Let run() return, or the next one when none is under way. From any thread or signal handler."""
+        self._stop_asked = True
         running = self._running
         if running is not None:
             self.reactor.call_soon(lambda: running.set_result(None))

@@ -267,3 +267,19 @@ def test_an_idle_driver_parks() -> None:
         assert time.monotonic() < deadline, "it turns for ever"
         driver.wait(Future(driver), 0.01)
     driver.close()
+
+
+def test_run_ends_when_it_is_told_to_by_another_thread(driver: Driver) -> None:
+    driver.reactor.call_soon(lambda: threading.Thread(target=driver.stop_running).start())
+    started = time.monotonic()
+    driver.run(PATIENCE_S)
+    assert time.monotonic() - started < PATIENCE_S
+
+
+def test_a_stop_that_comes_before_run_is_not_lost_and_ends_one_run_only(driver: Driver) -> None:
+    driver.stop_running()
+    driver.run(None)
+    turned = Future(driver)
+    later(driver, turned, 0.01)
+    driver.run(0.2)
+    assert turned.done()
