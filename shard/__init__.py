@@ -6,14 +6,20 @@ with shard.ShardGroup(2) as group:
 
 from __future__ import annotations
 
-from shard.counters import Counters
-from shard.cpu import pin, restore, usable_cores
+from shard import failpoints as failpoints  # first: it instruments the modules imported after it, where it is asked to
+
+# isort: split
+from shard.books import Held, Lease
+from shard.counters import CounterRow, Counters, quantile_ns
+from shard.cpu import auto_shards, bind_memory, oversubscribed, pin, restore, usable_cores
 from shard.driver import Driver
 from shard.errors import (
     AddressInUseError,
     AuthenticationError,
     BackpressureError,
+    CancelledError,
     ClosedError,
+    FailpointError,
     ForkedError,
     LocalProtocolError,
     PeerLostError,
@@ -23,33 +29,55 @@ from shard.errors import (
     ShmFull,
     UnreachableError,
 )
-from shard.future import VALUE, Future
-from shard.group import GroupStatistics, Shard, ShardGroup, this_shard
+from shard.future import VALUE, Future, gather
+from shard.gate import Gate
+from shard.group import GroupStatistics, ShardGroup, ShardStatistics
 from shard.handle import Ring
+from shard.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
+from shard.idle import polling_enabled
+from shard.leases import held_by_this_process
 from shard.limits import DEFAULT_LIMITS, Limits
+from shard.process import Shard, this_shard
+from shard.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.reactor import Reactor
+from shard.restart import RestartPolicy
 from shard.ring import RingConsumer, RingProducer
 from shard.segment import collect_garbage, find_garbage
-from shard.slab import Slab, SlabStatistics
+from shard.sharded import Sharded
+from shard.slab import Slab
+from shard.slab_statistics import SlabStatistics
+from shard.task import CONTEXT, Task
 from shard.timers import Timer, Timers
+from shard.topology import Core, Topology, format_ranges, read_topology
 from shard.transport import Connection, Listener, Node, Traffic, Transport
 from shard.transport.memory import MemoryTransport, Weather
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpTransport
 
 __all__ = [
+    "BULK",
+    "CONTEXT",
     "DEFAULT_LIMITS",
+    "LATENCY",
     "VALUE",
     "AddressInUseError",
     "AuthenticationError",
     "BackpressureError",
+    "CancelledError",
     "ClosedError",
     "Connection",
+    "Core",
+    "CounterRow",
     "Counters",
     "Driver",
+    "FailpointError",
     "ForkedError",
     "Future",
+    "Gate",
     "GroupStatistics",
+    "Held",
+    "HugePageOffer",
+    "Lease",
     "Limits",
     "Listener",
     "LocalProtocolError",
@@ -59,26 +87,46 @@ __all__ = [
     "ProtocolError",
     "Reactor",
     "RemoteProtocolError",
+    "RestartPolicy",
     "Ring",
     "RingConsumer",
     "RingProducer",
     "Shard",
     "ShardError",
     "ShardGroup",
+    "ShardStatistics",
+    "Sharded",
     "ShmFull",
     "ShmTransport",
     "Slab",
     "SlabStatistics",
+    "Task",
+    "TaskClass",
     "TcpTransport",
-    "Traffic",
     "Timer",
     "Timers",
+    "Topology",
+    "Traffic",
     "Transport",
     "UnreachableError",
     "Weather",
+    "auto_shards",
+    "bind_memory",
+    "class_of",
     "collect_garbage",
+    "failpoints",
     "find_garbage",
+    "format_ranges",
+    "gather",
+    "held_by_this_process",
+    "huge_page_policy",
+    "in_class",
+    "oversubscribed",
     "pin",
+    "polling_enabled",
+    "quantile_ns",
+    "read_huge_page_offer",
+    "read_topology",
     "restore",
     "this_shard",
     "usable_cores",

@@ -1,46 +1,102 @@
-"""Figures of a group of shards in shared memory: each shard writes its own row, anybody reads.
+"""Figures of a group of processes in shared memory: each process writes its own row, anybody reads, nobody is stopped for it.
 
-    offset            size  field       written by  meaning
-         0               8  magic       creator     MAGIC
-         8               8  rows        creator     number of shards
-    128 + 128*shard      8  turns       shard       of its reactor
-                  +8     8  busy_turns  shard       turns that found work
-                 +16     8  parks       shard       times it slept
-                 +24     8  calls       shard       functions it ran for others
-                 +32     8  failures    shard       of those, how many raised
-                 +40     8  tasks       shard       of those, how many were coroutines
+    offset             size  field        written by  meaning
+         0                8  magic        creator     MAGIC
+         8                8  rows         creator     number of shards, and one for the application (the last)
+    1024 + 1024*row       8  incarnation  shard       which start of this shard writes here
+                   +8     8  up_ns        shard       since then
+                  +16     8  idle_ns      shard       of that, how long it was parked, or looked for work in vain
+                  +24     8  turns        shard       of its reactor
+                  +32     8  busy_turns   shard       turns that found work
+                  +40     8  parks        shard       times it slept
+                  +48     8  wakeups      shard       of those, how many a doorbell, descriptor or timer ended
+                  +56     8  late_wakes   shard       parks that time ended though work was there: lost wake-ups, must be 0
+                  +64     8  stalls       shard       handlers that ran over their budget
+                  +72     8  stall_ns_max shard       the longest of them
+                  +80     8  calls        shard       functions it ran for others
+                  +88     8  failures     shard       of those, how many raised
+                  +96     8  tasks        shard       of those, how many were coroutines
+                 +104     8  cancelled    shard       of those, how many their callers cancelled
+                 +112     8  records      shard       ring records it read, on all its lanes
+                 +120     8  bytes_in     shard       bytes it read, arrays borrowed counted
+                 +128     8  bytes_out    shard       bytes it wrote, arrays lent counted
+                 +136     8  full_waits   shard       records that found their ring full and had to wait
+                 +144     8  leases_lent  shard       blocks of its slab that others hold now
+                 +152     8  slab_bytes   shard       bytes of its slab in blocks that somebody uses, here or elsewhere
+                 +160     8  leases_held  shard       blocks of others that it holds now
+                 +256  32*8  call_ns      shard       sampled calls to others by log2: bucket b has those of 2**(b-1) to 2**b ns
+                 +512  32*8  run_ns       shard       the same for sampled plain functions it ran, from found to answered
 
 A row has cache lines of its own. Each field is one aligned 8-byte store through `cast("Q")`, so a reader sees whole values;
-two fields may be of different turns.
+two fields may be of different moments, up to COUNTERS_PERIOD_S (process.py) apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shard.errors import RemoteProtocolError
 
-MAGIC = 0x31544E4343505250  # "PRPCCNT1", little-endian
-ROW_WORDS = 16
-FIRST_ROW_WORD = 16
+MAGIC = 0x32544E4343505250  # "PRPCCNT2", little-endian
+ROW_WORDS = 128
+FIRST_ROW_WORD = 128
+CALL_NS_WORD, RUN_NS_WORD = 32, 64
+LATENCY_BUCKETS = 32  # the last one also holds what is longer than 2 s
 
 
 class CounterRow(NamedTuple):
-    """One shard's figures."""
+    """One process's figures, in the order of the table."""
 
+    incarnation: int = 0
+    up_ns: int = 0
+    idle_ns: int = 0
     turns: int = 0
     busy_turns: int = 0
     parks: int = 0
+    wakeups: int = 0
+    late_wakes: int = 0
+    stalls: int = 0
+    stall_ns_max: int = 0
     calls: int = 0
     failures: int = 0
     tasks: int = 0
+    cancelled: int = 0
+    records: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    full_waits: int = 0
+    leases_lent: int = 0
+    slab_bytes: int = 0
+    leases_held: int = 0
+
+    @property
+    def busy_ratio(self) -> float:
+        """Share of its time in which it worked, or had worked some microseconds before: 0.0 to 1.0."""
+        return 1.0 - self.idle_ns / self.up_ns if self.up_ns else 0.0
 
 
-assert len(CounterRow._fields) <= ROW_WORDS  # the table above
+assert len(CounterRow._fields) <= CALL_NS_WORD and RUN_NS_WORD + LATENCY_BUCKETS <= ROW_WORDS  # the table above
+
+
+def bucket(duration_ns: int) -> int:
+    """The bucket of a duration: b where 2**(b-1) <= duration_ns < 2**b."""
+    return min(duration_ns.bit_length(), LATENCY_BUCKETS - 1)
+
+
+def quantile_ns(buckets: Sequence[int], share: float) -> int:
+    """An upper bound of the quantile (share 0.5: the median) of what the buckets hold; 0 when they are empty."""
+    wanted = share * sum(buckets)
+    seen = 0
+    for number, count in enumerate(buckets):
+        seen += count
+        if count and seen >= wanted:
+            return 1 << number
+    return 0
 
 
 def size_for(rows: int) -> int:
-    """Bytes of memory for so many shards."""
+    """Bytes of memory for so many processes."""
     return (FIRST_ROW_WORD + ROW_WORDS * rows) * 8
 
 
@@ -61,14 +117,27 @@ class Counters:
         words[0] = MAGIC
         return cls(memory)
 
-    def write(self, row: int, values: CounterRow) -> None:
-        """Store a shard's figures. By that shard alone."""
-        word = FIRST_ROW_WORD + ROW_WORDS * row
-        for value in values:
-            self._words[word] = value
-            word += 1
+    def write(self, row: int, values: CounterRow, call_ns: Sequence[int] = (), run_ns: Sequence[int] = ()) -> None:
+        """Store a process's figures. By that process alone."""
+        start = FIRST_ROW_WORD + ROW_WORDS * row
+        words = self._words
+        for first, figures in ((start, values), (start + CALL_NS_WORD, call_ns), (start + RUN_NS_WORD, run_ns)):
+            for word, value in enumerate(figures, first):
+                words[word] = value
 
     def read(self, row: int) -> CounterRow:
-        """A shard's figures as they stand."""
-        word = FIRST_ROW_WORD + ROW_WORDS * row
-        return CounterRow(*self._words[word : word + len(CounterRow._fields)])
+        """A process's figures as they stand."""
+        start = FIRST_ROW_WORD + ROW_WORDS * row
+        return CounterRow(*self._words[start : start + len(CounterRow._fields)])
+
+    def call_ns(self, row: int) -> tuple[int, ...]:
+        """Sampled calls that this process made, by log2 of their round trip."""
+        return self._buckets(row, CALL_NS_WORD)
+
+    def run_ns(self, row: int) -> tuple[int, ...]:
+        """Sampled plain functions that this process ran, by log2 of the time until they were answered."""
+        return self._buckets(row, RUN_NS_WORD)
+
+    def _buckets(self, row: int, first: int) -> tuple[int, ...]:
+        start = FIRST_ROW_WORD + ROW_WORDS * row + first
+        return tuple(self._words[start : start + LATENCY_BUCKETS])

@@ -4,8 +4,10 @@ One thread at a time leads: it holds `_lead` and turns the reactor.
 
     thread that waits   leads if it can; while another one leads it follows: sleeps until its future is done, or until it is
                         handed the lead
-    progress thread     stands by; goes on duty (leads, and parks when idle) when nobody has led for STANDBY_S, or at once
-                        when take_over() says that requests may come in; hands the lead over to any thread that wants it
+    asyncio loop        leads by turns while its coroutines await (guest.py), and leaves the lead to others in between
+    progress thread     stands by; goes on duty (leads, and parks when idle) when nobody has led for STANDBY_S and no loop
+                        watches, or at once when take_over() says that requests may come in; hands the lead over to any thread
+                        or loop that wants it
 
 So a blocking call costs no thread switch, and a server answers whether or not its owner waits. A thread that already leads
 and waits again (a handler that makes a call) turns the same reactor, deeper.
@@ -18,11 +20,17 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 from shard.errors import ClosedError, ForkedError
 from shard.future import Future
+from shard.guest import Guest
 from shard.idle import PARK_S_MAX, Adaptive, Idle, Spin
 from shard.reactor import Reactor
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Empty looks at the rings before a waiting thread also looks at timers, tasks and sockets: some 20 us of 0.09 us each, longer
 # than most answers take.
@@ -31,7 +39,8 @@ SPIN_TURNS = 256
 # How long nobody may have led before the progress thread goes on duty. It wakes this often while others lead: 50 times a
 # second, some 0.1 % of a core.
 STANDBY_S = 0.02
-
+# The same while an asyncio loop watches, and nobody calls us: only a loop that is stuck makes somebody wait for it.
+WATCH_S = 0.1
 
 # For the turn under way at close() to end: a handler may be running in it.
 CLOSE_TIMEOUT_S = 5.0
@@ -57,6 +66,8 @@ class Driver:
         self._stop_asked = False
         self._led = 0  # how often a waiting thread has led
         self._followers: deque[threading.Semaphore] = deque()
+        self._guests: tuple[Guest, ...] = ()  # one for each loop that awaits
+        self._inviting = threading.Lock()
         self._call_to_duty = threading.Semaphore(0)
         self._pid = os.getpid()
         self.closing = False
@@ -73,6 +84,8 @@ class Driver:
                 self._leader = threading.get_ident()
                 self._led += 1
                 try:
+                    if self.reactor.parked:  # a loop rests
+                        self.reactor.unannounce(True)
                     # Most answers come within microseconds: look at the rings alone first, and only then at everything.
                     while self.reactor.spin(SPIN_TURNS):
                         if future.finished:
@@ -81,7 +94,7 @@ class Driver:
                 finally:
                     self._leader = 0
                     self._lead.release()
-                    if self._followers or self.prompt:
+                    if self._followers or self._guests or self.prompt:
                         self._pass_on()
             elif self._leader == threading.get_ident():
                 self._drive(future, deadline)
@@ -117,6 +130,7 @@ class Driver:
         clock = time.monotonic
         idle: Idle = Spin() if self.polling else self._adaptive
         now = clock()
+        told = False
         while not future.finished and not self.closing:
             if poll(now) or reactor.spin(SPIN_TURNS):
                 now = clock()
@@ -125,6 +139,9 @@ class Driver:
                 now = clock()
                 park_s = idle.idle(now)
                 if park_s:
+                    if not told:  # another thread may complete the future, and nothing else would end the park then
+                        told = True
+                        future.add_done_callback(lambda _: reactor.call_soon(_look_again))
                     if deadline is not None:
                         park_s = min(park_s, max(0.0, deadline - now))
                     reactor.park(park_s)
@@ -135,9 +152,7 @@ class Driver:
     def _follow(self, future: Future, deadline: float | None) -> None:
         self._check_usable()
         turn = threading.Semaphore(0)
-        if self._on_duty:
-            self._wanted += 1
-            self.reactor.wake()
+        self.ask_for_lead()
         self._followers.append(turn)
         future.add_done_callback(lambda _: turn.release())
         remaining = STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
@@ -153,14 +168,60 @@ class Driver:
     def _pass_on(self) -> None:
         try:
             self._followers.popleft().release()
+            return
         except IndexError:
-            if self.prompt:
-                self._call_to_duty.release()
+            pass  # nobody follows
+        if not any(guest.wants() and guest.call() for guest in self._guests) and self.prompt:
+            self._call_to_duty.release()
 
     def take_over(self) -> None:
         """Somebody waits who cannot drive: the progress thread must lead whenever nobody else does."""
         self.prompt = True
         self._call_to_duty.release()
+
+    # -- asyncio loops -----------------------------------------------------------------------------------------------
+
+    def await_in(self, future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        """What a coroutine of `loop`, which runs in this thread, yields until the future is done; the loop makes the progress.
+
+        Raises ClosedError, and ForkedError in a fork of the process that made the driver."""
+        for guest in self._guests:
+            if guest.loop is loop and not self.closing and self._pid == os.getpid():
+                return guest.wait(future)
+        return self._invite(loop).wait(future)
+
+    def _invite(self, loop: asyncio.AbstractEventLoop) -> Guest:
+        """A guest for a loop that is new here; those of closed loops go."""
+        self._check_usable()
+        guest = Guest(self, loop)
+        with self._inviting:
+            self._guests = (guest, *(one for one in self._guests if not one.loop.is_closed()))
+        return guest
+
+    def try_lead(self) -> bool:
+        """Take the lead if it is free. Who has it turns the reactor, and calls stop_leading()."""
+        if not self._lead.acquire(False):
+            return False
+        self._leader = threading.get_ident()
+        self._led += 1
+        return True
+
+    def stop_leading(self) -> None:
+        """Give up the lead that try_lead() took, to a thread that follows if there is one."""
+        self._leader = 0
+        self._lead.release()
+        if self._followers:
+            self._pass_on()
+
+    def leads_here(self) -> bool:
+        """Whether this very thread leads, so that it can turn the reactor deeper."""
+        return self._leader == threading.get_ident()
+
+    def ask_for_lead(self) -> None:
+        """Have the progress thread give up the lead, if it has it; a thread that waits gives it up by itself, later."""
+        if self._on_duty:
+            self._wanted += 1
+            self.reactor.wake()
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
@@ -174,18 +235,23 @@ class Driver:
 
     def _progress(self) -> None:
         led = -1
+        standby_s = STANDBY_S
         while not self.closing:
-            called = self._call_to_duty.acquire(timeout=STANDBY_S)
+            called = self._call_to_duty.acquire(timeout=standby_s)
             while called and self._call_to_duty.acquire(False):
                 pass  # one duty answers all calls
             if not called and led != self._led:
-                led = self._led
+                led, standby_s = self._led, STANDBY_S
                 continue
-            if self._followers or not self._lead.acquire(False):
+            attentive = any(guest.is_attentive() for guest in self._guests)
+            standby_s = WATCH_S if attentive and not self.prompt else STANDBY_S
+            if attentive or self._followers or not self._lead.acquire(False):
                 continue
             self._leader = threading.get_ident()
             self._on_duty = True
             try:
+                if self.reactor.parked:  # a loop rests, and is late
+                    self.reactor.unannounce(True)
                 self._duty()
             finally:
                 self._on_duty = False
@@ -193,7 +259,7 @@ class Driver:
                 self._leader = 0
                 self._lead.release()
                 led = self._led
-                if self._followers:
+                if self._followers or self._guests:
                     self._pass_on()
 
     def _duty(self) -> None:
@@ -224,6 +290,9 @@ class Driver:
             self._thread.join(CLOSE_TIMEOUT_S)
         while self._followers:
             self._pass_on()
+        guests, self._guests = self._guests, ()
+        for guest in guests:
+            guest.retire()
         if self._leader == threading.get_ident():
             self.reactor.close()
         elif self._lead.acquire(timeout=CLOSE_TIMEOUT_S):
@@ -233,3 +302,7 @@ class Driver:
                 self._lead.release()
         else:
             logger.warning("a handler still runs %s s after close(): its thread is left to end by itself", CLOSE_TIMEOUT_S)
+
+
+def _look_again() -> None:
+    """A step that does nothing, so that a park ends."""

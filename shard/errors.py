@@ -2,6 +2,7 @@
 
 ShardError
 ├── ClosedError              this side closed it first              → fix the caller
+├── CancelledError           this side gave the call up             → nothing; it asked for it
 ├── ForkedError              used in a child made by fork()         → start processes by spawn, open things there
 ├── PeerLostError            the other side died or hung up         → reconnect, or fail over
 ├── UnreachableError         nobody answers at that address         → start the peer, or mend the address
@@ -9,6 +10,7 @@ ShardError
 ├── AuthenticationError      the peer does not hold our secret      → the same secret on both sides
 ├── BackpressureError        a queue's bound is reached             → slow down, or retry later
 ├── ShmFull                  no room in shared memory               → a larger /dev/shm, or smaller slabs
+├── FailpointError           asked for by PRPC_FAILPOINTS           → a test's business
 └── ProtocolError            (abstract) the wire format was broken
     ├── LocalProtocolError   we were about to send it               → a bug on this side
     └── RemoteProtocolError  the peer sent it                       → drop the connection
@@ -23,6 +25,10 @@ class ShardError(Exception):
 
 class ClosedError(ShardError):
     """This side closed the ring, connection or group before it was used."""
+
+
+class CancelledError(ShardError):
+    """The result is not wanted any more."""
 
 
 class ForkedError(ShardError):
@@ -51,6 +57,10 @@ class BackpressureError(ShardError):
 
 class ShmFull(ShardError, MemoryError):
     """Shared memory has no room for the segment asked for."""
+
+
+class FailpointError(ShardError):
+    """Raised at a failpoint that a test armed to raise; never without PRPC_FAILPOINTS."""
 
 
 class ProtocolError(ShardError):

@@ -10,12 +10,12 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from shard.errors import ShardError
+from shard.errors import CancelledError, ShardError
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,8 +31,8 @@ class Waiter(Protocol):
     def wait(self, future: Future, timeout_s: float | None) -> bool:
         """Return True once the future is done, False when the time is over."""
 
-    def take_over(self) -> None:
-        """Make sure that progress is made although no thread waits."""
+    def await_in(self, future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        """What a coroutine of `loop`, which runs here, yields until the future is done."""
 
 
 class Future(msgspec.Struct, eq=False):
@@ -70,6 +70,10 @@ class Future(msgspec.Struct, eq=False):
             self._run_callbacks()
         return True
 
+    def cancel(self, error: BaseException | None = None) -> bool:
+        """Give the result up: complete with `error`, a CancelledError by default; False when it was complete before."""
+        return self.set_error(error or CancelledError("cancelled here"))
+
     def _run_callbacks(self) -> None:
         callbacks = self._callbacks
         while callbacks:
@@ -96,7 +100,10 @@ class Future(msgspec.Struct, eq=False):
         if not self.finished and not self._wait(timeout_s):
             raise TimeoutError(f"no result within {timeout_s} s; the work goes on")
         if self.finished == ERROR:
-            raise self._outcome
+            try:
+                raise self._outcome
+            finally:
+                del self  # else error, traceback, this frame and the future hold each other until a collection of garbage
         return self._outcome
 
     def error(self, timeout_s: float | None = None) -> BaseException | None:
@@ -115,11 +122,41 @@ class Future(msgspec.Struct, eq=False):
             loop = running_asyncio_loop()
             if loop is None:
                 yield self  # to the Task that drives this coroutine
+            elif self.waiter is None:
+                yield from await_in_asyncio(self, loop)
             else:
-                if self.waiter is not None:
-                    self.waiter.take_over()
-                yield from _in_asyncio(self, loop).__await__()
-        return self.result()
+                yield from self.waiter.await_in(self, loop)
+        try:
+            return self.result()
+        finally:
+            del self  # as in result()
+
+    def abandon(self) -> None:
+        """The asyncio task that awaited it was cancelled. What nobody else knows how to end goes on."""
+
+
+def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Future:
+    """A future done when all of them are: with the list of their values in order, or the first error in that order."""
+    whole = Future(waiter)
+    missing = len(futures)
+
+    def count(_: Future) -> None:
+        nonlocal missing
+        with _making_callbacks:  # they may complete in two threads
+            missing -= 1
+            last = not missing
+        if last:
+            errors = [each._outcome for each in futures if each.finished == ERROR]
+            if errors:
+                whole.set_error(errors[0])
+            else:
+                whole.set_result([each._outcome for each in futures])
+
+    if not futures:
+        whole.set_result([])
+    for future in futures:
+        future.add_done_callback(count)
+    return whole
 
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
@@ -133,8 +170,8 @@ def set_running_asyncio_loop(loop: asyncio.AbstractEventLoop | None) -> None:
     sys.modules["asyncio"]._set_running_loop(loop)
 
 
-def _in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-    """An asyncio future that is done when ours is."""
+def await_in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+    """What a coroutine of `loop` yields until the future is done; whoever completes it tells the loop."""
     theirs: asyncio.Future[None] = loop.create_future()
 
     def finish() -> None:
@@ -142,8 +179,15 @@ def _in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> asyncio.Futu
             theirs.set_result(None)
 
     def tell(_: Future) -> None:
+        if running_asyncio_loop() is loop:
+            finish()  # completed by the loop itself: no other thread has to be woken
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
             loop.call_soon_threadsafe(finish)
 
     future.add_done_callback(tell)
-    return theirs
+    try:
+        yield from theirs
+    except sys.modules["asyncio"].CancelledError:
+        future.abandon()
+        raise

@@ -1,104 +1,74 @@
-"""A group of shards: one process per core, started by spawn, joined to each other and to the application by rings.
+"""A group of shards: one process per core, joined to each other and to the application by rings.
 
     application ──lane── shard 0 ──lane── shard 1 ...      every pair of processes has one lane (two rings and a socket)
 
-The parent makes all sockets and rings and hands each child its own by descriptor: nothing has a name that another process
-could attach to, and nothing is left behind when any of them dies. A child ends when it is told to stop, when the
-application's end of its lane closes (so also when the parent is killed), or with its parent by PR_SET_PDEATHSIG.
+The application makes all sockets and rings and hands each process its own by descriptor: nothing has a name that another process
+could attach to, and nothing is left behind when any of them dies. What a shard does with its life is told in process.py, who
+starts and restarts it in supervisor.py.
+
+close() ends a group in order: wait until no shard has tasks of another (they may still call each other), tell all to stop, and
+kill what has not ended by the deadline.
 """
 
 from __future__ import annotations
 
-import ctypes
+import atexit
+import contextlib
+import logging
+import math
 import os
-import signal
-import socket
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import multiprocess
-from multiprocess import reduction
 
-from shard import cpu, memory_order
+from shard import cpu, memory_order, process
 from shard.counters import CounterRow, Counters, size_for
 from shard.driver import Driver
 from shard.errors import ClosedError, PeerLostError, ShardError
 from shard.future import Future
-from shard.idle import Adaptive, Idle, Spin
-from shard.limits import Limits
+from shard.gate import Gate
+from shard.handover import InheritedFd, LaneEnd, make_lane
+from shard.idle import polling_enabled, strategy
 from shard.mesh import Lane, Tally
-from shard.reactor import Reactor
+from shard.payload import call_pickled, pickle_function
+from shard.restart import NEVER, RestartPolicy
 from shard.segment import Segment
 from shard.slab import Slab
-from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
+from shard.stall import STALL_BUDGET_S
+from shard.supervisor import Life, State, Supervisor
+from shard.transport import Traffic
+from shard.transport.notes import HANDOVER
 
 SHARDS_MAX = 256  # a lane per pair: 32,896 of them by then
-RING_BYTES = 256 << 10  # of each of a lane's two rings: N x N of them
-START_TIMEOUT_S = 60.0  # for all to import, map and answer; python and numpy alone take 0.3 s a shard
-STOP_TIMEOUT_S = 2.0  # for running functions to return, then the shard is killed
+DRAIN_S = 2.0  # for running functions and tasks to return, then the shard is killed
 EXIT_CODE_TIMEOUT_S = 0.1  # a killed shard's socket ends a moment before it has an exit code
-COUNTERS_PERIOD_S = 0.1  # how old the figures of statistics() may be
-_PR_SET_PDEATHSIG = 1
-LIMITS = Limits(ring_bytes=RING_BYTES)
+POLLING_VARIABLE = "PRPC_ENABLE_POLLING"
+assert SHARDS_MAX <= 1 << process.INDEX_BITS
 
-
-class _InheritedFd:
-    """A descriptor that travels to a child that is being spawned."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _InheritedFd._receive, (reduction.DupFd(self.fd),)
-
-    @staticmethod
-    def _receive(duplicate: Any) -> _InheritedFd:
-        return _InheritedFd(duplicate.detach())
-
-
-@dataclass
-class _LaneEnd:
-    """What a process needs to build its end of a lane."""
-
-    socket_fd: _InheritedFd
-    segment_fd: _InheritedFd
-    is_connector: bool
-
-
-def _make_lane() -> tuple[_LaneEnd, _LaneEnd]:
-    ours, theirs = socket.socketpair()
-    segment = make_rings(RING_BYTES)
-    other = os.dup(segment.fd)
-    first = _LaneEnd(_InheritedFd(ours.detach()), _InheritedFd(os.dup(segment.fd)), True)
-    second = _LaneEnd(_InheritedFd(theirs.detach()), _InheritedFd(other), False)
-    segment.close()
-    return first, second
-
-
-def _connect(end: _LaneEnd, peer: str, slab: Slab) -> ShmConnection:
-    sock = socket.socket(fileno=end.socket_fd.fd)
-    return connection_over(sock, Segment.attach(end.segment_fd.fd), end.is_connector, peer, LIMITS, slab)
-
-
-def _close_end(end: _LaneEnd) -> None:
-    os.close(end.socket_fd.fd)
-    os.close(end.segment_fd.fd)
+logger = logging.getLogger("shard")
+_open_groups: weakref.WeakSet[ShardGroup] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class ShardStatistics:
-    """One shard, as its counters say."""
+    """One shard."""
 
     index: int
-    pid: int
-    core: int | None
+    pid: int  # of the present incarnation, or the last
+    core: int | None  # None: it may run on any
     alive: bool
-    counters: CounterRow
+    state: str  # "starting", "up", "waiting" for its restart, "gone"
+    incarnation: int  # how often it was started
+    exit_code: int | None  # of the last that ended, as multiprocessing has it: -9 is SIGKILL; None when none has
+    counters: CounterRow  # of the present incarnation, or the last
 
 
 @dataclass(frozen=True)
@@ -106,288 +76,346 @@ class GroupStatistics:
     """The group as seen from the application."""
 
     shards: tuple[ShardStatistics, ...]
+    application: CounterRow  # its side of the lanes
     calls_in_flight: int
 
 
-# -- inside a shard ----------------------------------------------------------------------------------------------------
-
-
-class Shard:
-    """The process one is in, as seen from inside; this_shard() gives it."""
-
-    def __init__(self, index: int, size: int, core: int | None, polling: bool) -> None:
-        self.index = index
-        self.size = size
-        self.core = core
-        self.polling = polling
-        self.slab = Slab()
-        self.reactor = Reactor(time.monotonic)
-        self.stopping = False
-        self._lanes: dict[int, Lane] = {}
-        self._tally = Tally()
-        self._closers: list[Callable[[], None]] = []
-
-    def submit_to(self, index: int, function: Callable[..., Any], *args: Any) -> Future:
-        """Run function(*args) in shard `index` of this group; await the result."""
-        if index == self.index:
-            return _run_here(self.reactor, function, args)
-        lane = self._lanes.get(index)
-        if lane is None:
-            raise ShardError(f"there is no shard {index} here: this group has shards 0 to {self.size - 1}, or it died")
-        return lane.submit(function, args)
-
-    def at_stop(self, closer: Callable[[], None]) -> None:
-        """Run closer() before this shard ends; the last one first."""
-        self._closers.append(closer)
-
-    def _stop(self) -> None:
-        self.stopping = True
-
-    def _lost(self, index: int, error: ShardError) -> None:
-        self._lanes.pop(index, None)
-
-    def _run(self, counters: Counters) -> None:
-        reactor = self.reactor
-        clock = time.monotonic
-        idle: Idle = Spin() if self.polling else Adaptive()
-        write_counters_at = 0.0
-        while not self.stopping:
-            now = clock()
-            if now >= write_counters_at:
-                write_counters_at = now + COUNTERS_PERIOD_S
-                self._write_counters(counters)
-            if reactor.poll(now):
-                idle.work(now)
-            else:
-                park_s = idle.idle(now)
-                if park_s:
-                    self._write_counters(counters)
-                    reactor.park(park_s)
-        self._write_counters(counters)
-        for closer in reversed(self._closers):
-            closer()
-        for lane in list(self._lanes.values()):
-            lane.close()
-        reactor.close()
-
-    def _write_counters(self, counters: Counters) -> None:
-        reactor, tally = self.reactor, self._tally
-        counters.write(
-            self.index,
-            CounterRow(reactor.turns, reactor.busy_turns, reactor.parks, tally.calls, tally.failures, tally.tasks),
-        )
-
-
-_this: Shard | None = None
-
-
-def this_shard() -> Shard:
-    """The shard that this process is. Raises ShardError outside one."""
-    if _this is None:
-        raise ShardError("this process is no shard: this_shard() works in functions that submit_to() or map() sent to one")
-    return _this
-
-
-def _run_here(reactor: Reactor, function: Callable[..., Any], args: tuple[Any, ...]) -> Future:
-    import inspect
-
-    future = Future()
-    try:
-        value = function(*args)
-    except Exception as error:
-        future.set_error(error)
-        return future
-    if inspect.iscoroutine(value):
-        return reactor.spawn(value)
-    future.set_result(value)
-    return future
-
-
-def _shard_main(
-    index: int,
-    size: int,
-    core: int | None,
-    cores: list[int],
-    polling: bool,
-    parent_pid: int,
-    tied_to_parent: bool,
-    counters_fd: _InheritedFd,
-    application: _LaneEnd,
-    others: dict[int, _LaneEnd],
-) -> None:
-    """What a shard's process runs from birth to end."""
-    global _this
-    if tied_to_parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        return  # it died before we were tied to it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of the terminal; the application decides
-    if core is not None:
-        cpu.pin(core)
-    else:
-        cpu.restore(set(cores))  # the application's thread may be pinned, and we inherited that
-    shard = _this = Shard(index, size, core, polling)
-    segment = Segment.attach(counters_fd.fd)
-    counters = Counters(segment.memory)
-    segment.close()
-
-    def add_lane(other: int, end: _LaneEnd, peer: str, on_lost: Callable[[ShardError], None]) -> None:
-        lane = Lane(_connect(end, peer, shard.slab), shard.reactor, None, shard._tally, shard._stop, on_lost)
-        shard._lanes[other] = lane
-        lane.attach()
-
-    for other, end in others.items():
-        add_lane(other, end, f"shard {other}", partial(shard._lost, other))
-    add_lane(-1, application, "the application", lambda error: shard._stop())
-    shard._run(counters)
-
-
-# -- in the application ------------------------------------------------------------------------------------------------
-
-
 class ShardGroup:
-    """`size` shards and this process's lanes to them. A context manager; closing it stops the shards.
+    """`shards` processes and this one's lanes to them. A context manager; closing it stops the shards.
 
-    size     how many processes
-    polling  shards never sleep: lowest latency, a whole core each
-    pin      each shard stays on one core; the application is left alone
+    shards          how many, or "auto": one for each physical core this process may use, less one for itself
+    polling         shards never sleep: lowest latency, a whole core each. None: as PRPC_ENABLE_POLLING says, else off
+    pin             each shard stays on one core; the application is left alone
+    driver          who turns this process's side; one of its own when None
+    restart         what becomes of a shard that dies: "never", "on-failure", or a RestartPolicy
+    idle            what a shard does without work: "spin", "adaptive", "park". None: "spin" when polling, else "adaptive"
+    start_method    "spawn", or "forkserver": quicker from the second group on
+    drain_s         how long close(), or a SIGTERM to a shard, lets work that has begun go on
+    stall_budget_s  a function that keeps a shard's reactor longer than this is named in the log, with its stack
 
     Like everything that starts processes by spawn, a script makes one under `if __name__ == "__main__":`.
+    Raises ValueError for what is not possible, ShmFull, and ShardError when a shard does not start.
     """
 
-    def __init__(self, size: int, polling: bool = False, pin: bool = True, driver: Driver | None = None) -> None:
-        if not 1 <= size <= SHARDS_MAX:
-            raise ValueError(f"a group of {size} shards: 1 to {SHARDS_MAX} are possible")
+    def __init__(
+        self,
+        shards: int | Literal["auto"] = "auto",
+        polling: bool | None = None,
+        pin: bool = True,
+        driver: Driver | None = None,
+        *,
+        restart: str | RestartPolicy = NEVER,
+        idle: str | None = None,
+        start_method: str = "spawn",
+        drain_s: float = DRAIN_S,
+        stall_budget_s: float = STALL_BUDGET_S,
+    ) -> None:
+        self.closed = True  # until there is something to close
+        size = cpu.auto_shards() if shards == "auto" else shards
+        if not isinstance(size, int) or not 1 <= size <= SHARDS_MAX:
+            raise ValueError(f'a group of {shards!r} shards: 1 to {SHARDS_MAX} are possible, or "auto"')
+        if start_method not in ("spawn", "forkserver"):
+            raise ValueError(
+                f"start_method={start_method!r}: 'spawn' and 'forkserver' are possible; a fork would share our rings"
+            )
+        if polling is None:
+            polling = polling_enabled(POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False)
+        if not 0.0 <= drain_s < math.inf:
+            raise ValueError(f"drain_s={drain_s!r}: 0 or more seconds are possible")
+        if not stall_budget_s > 0.0:
+            raise ValueError(f"stall_budget_s={stall_budget_s!r}: more than 0 seconds are possible")
+        policy = restart if isinstance(restart, RestartPolicy) else RestartPolicy(restart)
         memory_order.require_store_order()
         self.size = size
-        self._driver = driver or Driver(polling, "prpc-group")
-        self._owns_driver = driver is None
-        self._slab = Slab()
-        self._closed = False
-        self._pid = os.getpid()
+        self._idle = idle or ("spin" if polling else "adaptive")
+        strategy(self._idle)  # here, and not in every shard, is where an unknown one is refused
+        self._crowded = self._idle == "spin" and _warn_when_crowded(size + polling)
         self._cores = cpu.place(size) if pin else [None] * size
-        counters = Segment.create(size_for(size))
-        self._counters = Counters.format(counters.memory, size)
-        self._lanes: list[Lane] = []
-        self._lost: dict[int, ShardError] = {}
-        self._processes: list[Any] = []
+        self._drain_s = drain_s
+        self._stall_budget_s = stall_budget_s
+        self._context = multiprocess.get_context(start_method)
+        if start_method == "forkserver":
+            self._context.set_forkserver_preload(["shard.process"])
+        _forget_a_main_without_file()
+        self._pid = os.getpid()
+        self.driver = driver or Driver(polling, "prpc-group")
+        self._owns_driver = driver is None
+        self.slab = Slab()  # this process's: an array made on it goes to a shard by reference
+        self._tally = Tally()
+        self._gate = Gate("the application", self.driver)
+        self._counters_segment = Segment.create(size_for(size + 1))
+        self._counters = Counters.format(self._counters_segment.memory, size + 1)
+        self._started = self.driver.reactor.clock()
+        self._traffic_of_ended = Traffic()
+        self._lanes: dict[int, Lane] = {}
+        self._submits: dict[int, Callable[[Callable[..., Any], tuple[Any, ...]], Future]] = {}  # of shards that are up
+        self._down: dict[int, str] = {}  # of those that are not: why
+        self._setups: list[tuple[bytes, tuple[Any, ...]]] = []  # what every shard runs before it counts as up
+        self._setups_done: dict[int, int] = {}
+        self._changing = threading.Condition()  # around which shards are up, and the setups
+        self._first_ends: list[dict[int, LaneEnd]] = [{} for _ in range(size)]
+        self._supervisor = Supervisor(size, policy, self._bear, self._on_ready, self._on_down)
+        self.closed = False
+        _open_groups.add(self)
         try:
-            self._start(polling, counters.fd)
+            for one in range(size):
+                for two in range(one + 1, size):
+                    self._first_ends[one][two], self._first_ends[two][one] = make_lane(incarnation=1)
+            self._supervisor.start()
         except BaseException:
             self.close()
             raise
-        finally:
-            counters.close()
 
-    def _start(self, polling: bool, counters_fd: int) -> None:
-        context = multiprocess.get_context("spawn")
-        ends: list[dict[int, _LaneEnd]] = [{} for _ in range(self.size)]
-        for one in range(self.size):
-            for two in range(one + 1, self.size):
-                ends[one][two], ends[two][one] = _make_lane()
-        tied = threading.current_thread() is threading.main_thread()  # the signal comes when the *thread* ends
-        theirs = []
+    # -- birth and death, in the supervisor's thread ---------------------------------------------------------------------
+
+    def _bear(self, life: Life) -> tuple[Any, Future]:
+        """Start a shard: its process, and the future of its readiness."""
+        index = life.index
+        others = self._first_ends[index] if life.incarnation == 1 else self._join_to_living(life)
+        ours, theirs = make_lane(life.incarnation)
         try:
-            for index in range(self.size):
-                ours, child_end = _make_lane()
-                theirs.append(child_end)
-                connection = _connect(ours, f"shard {index}", self._slab)
-                lane = Lane(connection, self._driver.reactor, self._driver, Tally(), _nothing, partial(self._on_lost, index))
-                self._lanes.append(lane)
-                process = context.Process(
-                    target=_shard_main,
-                    name=f"prpc-shard-{index}",
-                    args=(
-                        index,
-                        self.size,
-                        self._cores[index],
-                        cpu.usable_cores(),
-                        polling,
-                        os.getpid(),
-                        tied,
-                        _InheritedFd(counters_fd),
-                        child_end,
-                        ends[index],
-                    ),
-                    daemon=True,
-                )
-                process.start()
-                self._processes.append(process)
+            connection = ours.connect(f"shard {index} (incarnation {life.incarnation})", self.slab)
+            lane = Lane(
+                connection, self.driver.reactor, self.driver, self._tally, self._gate, _nothing,
+                partial(self._lane_lost, index, life.incarnation),
+            )  # fmt: skip
+            # failpoint: group.before_spawn
+            child = self._context.Process(
+                target=process.main,
+                name=f"prpc-shard-{index}",
+                args=(self._birth(life, theirs, others),),
+                daemon=True,
+            )
+            child.start()
+            # Not for its exit handler: in a fork of this process, that would take our shards for its own and end them.
+            multiprocess.process._children.discard(child)
+            # failpoint: group.after_spawn
         finally:
-            for end in [*theirs, *(end for row in ends for end in row.values())]:
-                _close_end(end)
-        for lane in self._lanes:
-            self._driver.reactor.call_soon(lane.attach)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        ready = [lane.submit(os.getpid, ()) for lane in self._lanes]
-        for index, future in enumerate(ready):
-            try:
-                future.result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError as error:
-                raise ShardError(
-                    f"shard {index} (pid {self._processes[index].pid}) did not start within {START_TIMEOUT_S} s"
-                ) from error
+            for end in (theirs, *others.values()):
+                end.close()
+            others.clear()
+        # failpoint: group.before_attach
+        self._lanes[index] = lane
+        self.driver.reactor.call_soon(lane.attach)
+        setups = list(self._setups)
+        self._setups_done[index] = len(setups)
+        return child, lane.submit(_set_up, (setups,))
 
-    def _on_lost(self, index: int, error: ShardError) -> None:
-        self._lost[index] = error
+    def _birth(self, life: Life, application: LaneEnd, others: dict[int, LaneEnd]) -> process.Birth:
+        return process.Birth(
+            index=life.index,
+            size=self.size,
+            incarnation=life.incarnation,
+            core=self._cores[life.index],
+            cores=cpu.usable_cores(),
+            idle=self._idle,
+            oversubscribed=self._crowded,
+            drain_s=self._drain_s,
+            stall_budget_s=self._stall_budget_s,
+            counters_fd=InheritedFd(self._counters_segment.fd),
+            application=application,
+            others=others,
+        )
+
+    def _join_to_living(self, newborn: Life) -> dict[int, LaneEnd]:
+        """Lanes to all shards that live, whose ends they are handed; the newborn's ends."""
+        ends = {}
+        for life in self._supervisor.lives:
+            if life.process is None or life is newborn:
+                continue
+            ours, theirs = make_lane(newborn.incarnation)
+            lane = self._lanes[life.index]
+            try:
+                # failpoint: group.before_handover
+                number = newborn.index | newborn.incarnation << process.INDEX_BITS
+                lane.connection.notes.hand_over(HANDOVER, number, theirs.fds())
+            except PeerLostError:  # it is dying: its own restart will join the two
+                ours.close()
+            else:
+                ends[life.index] = ours
+                # failpoint: group.after_handover
+                with contextlib.suppress(ShardError):  # it is dying, or has too much to do to be asked for more
+                    lane.submit(_take_handovers, ())
+            finally:
+                theirs.close()
+        return ends
+
+    def _on_ready(self, index: int) -> Future | None:
+        """A shard ran its setups and is up; or, when more were asked for meanwhile, the future of its running those."""
+        # failpoint: group.before_up
+        lane = self._lanes[index]
+        with self._changing:
+            missed = self._setups[self._setups_done[index] :]
+            if not missed:
+                self._down.pop(index, None)
+                self._submits[index] = lane.submit
+                self._changing.notify_all()
+                return None
+            self._setups_done[index] += len(missed)
+        try:
+            return lane.submit(_set_up, (missed,))
+        except ShardError as error:  # it has just died
+            failed = Future(self.driver)
+            failed.set_error(error)
+            return failed
+
+    def _on_down(self, index: int, text: str) -> None:
+        # failpoint: group.before_down
+        with self._changing:
+            self._submits.pop(index, None)
+            self._down[index] = text
+            self._changing.notify_all()
+
+    def _lane_lost(self, index: int, incarnation: int, lane: Lane, error: ShardError) -> None:
+        """In the reactor's thread, when a shard died or hung up."""
+        self._traffic_of_ended += lane.connection.traffic()
+        if self._lanes.get(index) is lane and not self.closed:
+            self._submits.pop(index, None)
+            self._supervisor.lane_lost(index, incarnation)
+
+    # -- use -------------------------------------------------------------------------------------------------------------
 
     def submit_to(self, index: int, function: Callable[..., Any], *args: Any) -> Future:
         """Run function(*args) in shard `index`; a coroutine function runs there as a task.
 
-        Raises PeerLostError when that shard died, ClosedError after close(), ValueError for an index out of range.
+        Raises PeerLostError while that shard is down, ClosedError after close(), ValueError for an index out of range,
+        BackpressureError when too much waits for that shard, ForkedError in a fork.
         """
-        if self._closed:
+        submit = self._submits.get(index)
+        if submit is None:
+            raise self._no_shard(index)
+        return submit(function, args)
+
+    def _no_shard(self, index: int) -> Exception:
+        if self.closed:
+            return ClosedError("this group was closed here")
+        if not isinstance(index, int) or not 0 <= index < self.size:
+            return ValueError(f"there is no shard {index}: this group has shards 0 to {self.size - 1}")
+        with self._changing:
+            self._changing.wait_for(lambda: index in self._down, EXIT_CODE_TIMEOUT_S)
+        return PeerLostError(self._down.get(index, f"shard {index} is not up"))
+
+    def _check_open(self) -> None:
+        if self.closed:
             raise ClosedError("this group was closed here")
-        if not 0 <= index < self.size:
-            raise ValueError(f"there is no shard {index}: this group has shards 0 to {self.size - 1}")
-        if index in self._lost:
-            process = self._processes[index]
-            process.join(EXIT_CODE_TIMEOUT_S)
-            raise PeerLostError(f"shard {index} (pid {process.pid}) is gone, exit code {process.exitcode}: {self._lost[index]}")
-        return self._lanes[index].submit(function, args)
 
     def map(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """function(*args) in every shard at once; the results in order of index. Raises the first error."""
         futures = [self.submit_to(index, function, *args) for index in range(self.size)]
         return [future.result(timeout_s) for future in futures]
 
+    def at_start(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run function(*args) in every shard: now, and in one that is restarted before it takes calls. Raises the first error;
+        then it does not run in those either."""
+        self._check_open()
+        setup = (pickle_function(function), args)
+        with self._changing:
+            self._setups.append(setup)
+            up = dict(self._submits)
+        try:
+            futures = [submit(function, args) for _, submit in sorted(up.items())]
+            for future in futures:
+                future.result()
+        except BaseException:
+            with self._changing:
+                self._setups = [_NOTHING_TO_SET_UP if one is setup else one for one in self._setups]
+            raise
+
+    def not_at_start(self, function: Callable[..., Any], *first: Any) -> None:
+        """Take back what at_start() was told to run: that function with arguments that begin with `first`."""
+        pickled = pickle_function(function)
+        with self._changing:
+            self._setups = [
+                (one, args) if one != pickled or args[: len(first)] != first else _NOTHING_TO_SET_UP for one, args in self._setups
+            ]
+
+    def wait_up(self, timeout_s: float) -> None:
+        """Wait until every shard is up, restarted ones too. Raises PeerLostError for one that stays down, TimeoutError."""
+        self._check_open()
+        deadline = time.monotonic() + timeout_s
+
+        def decided() -> bool:
+            lives = self._supervisor.lives
+            return len(self._submits) == self.size or any(life.state is State.GONE for life in lives)
+
+        with self._changing:
+            if not self._changing.wait_for(decided, max(0.0, deadline - time.monotonic())):
+                down = "; ".join(self._down.values()) or "they are starting"
+                raise TimeoutError(f"not all shards were up within {timeout_s} s: {down}")
+            if len(self._submits) != self.size:
+                raise PeerLostError("; ".join(self._down.values()))
+
     def statistics(self) -> GroupStatistics:
         """A snapshot; reads shared memory and disturbs nobody."""
+        lanes = list(self._lanes.values())
+        connections = [lane.connection for lane in lanes]
+        traffic = sum((one.traffic() for one in connections if one.error is None), self._traffic_of_ended)
+        held = sum(one.leases_held for one in connections)
+        reactor = self.driver.reactor
+        application = process.figures(0, self._started, 0, reactor, self._tally, None, traffic, self.slab, held)
+        self._counters.write(self.size, application, self._tally.call_ns, self._tally.run_ns)
         shards = tuple(
-            ShardStatistics(index, process.pid, self._cores[index], process.is_alive(), self._counters.read(index))
-            for index, process in enumerate(self._processes)
+            ShardStatistics(
+                index=life.index,
+                pid=life.pid,
+                core=self._cores[life.index],
+                alive=life.index in self._submits,
+                state=life.state.value,
+                incarnation=life.incarnation,
+                exit_code=life.exit_code,
+                counters=self._counters.read(life.index),
+            )
+            for life in self._supervisor.lives
         )
-        return GroupStatistics(shards, sum(lane.in_flight for lane in self._lanes))
+        return GroupStatistics(shards, application, sum(lane.in_flight for lane in lanes))
+
+    def latency_ns(self, index: int | None = None) -> tuple[int, ...]:
+        """Sampled calls made by shard `index`, or by the application, by log2 of their round trip (counters.quantile_ns)."""
+        if index is None:
+            return tuple(self._tally.call_ns)
+        return self._counters.call_ns(index)
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop all shards; those that do not stop in time are killed. A second close, or one in a fork, does nothing."""
-        if self._closed or self._pid != os.getpid():
+        if self.closed or self._pid != os.getpid():
             return
-        self._closed = True
-        for lane in self._lanes:
-            try:
+        self.closed = True
+        deadline = time.monotonic() + self._drain_s
+        submits, self._submits = list(self._submits.values()), {}
+        empty = []
+        for submit in submits:
+            with contextlib.suppress(ShardError):  # that shard is gone already
+                empty.append(submit(_wait_empty, ()))
+        for future in empty:
+            with contextlib.suppress(TimeoutError):
+                future.error(max(0.0, deadline - time.monotonic()))
+        # failpoint: group.before_stop
+        for lane in list(self._lanes.values()):
+            with contextlib.suppress(ShardError):
                 lane.stop()
-            except ShardError:
-                continue  # that shard is gone already
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-        closed = Future(self._driver)
-
-        def close_lanes() -> None:
-            for lane in self._lanes:
-                lane.close()
-            closed.set_result(None)
-
-        if not self._driver.closing:
-            self._driver.reactor.call_soon(close_lanes)
+        # failpoint: group.after_stop
+        self._supervisor.stop(max(STOP_S_MIN, deadline - time.monotonic()))
+        for ends in self._first_ends:  # of shards that were never started
+            for end in ends.values():
+                end.close()
+        if not self.driver.closing:
+            closed = Future(self.driver)
+            self.driver.reactor.call_soon(partial(self._close_lanes, closed))
             closed.result()
+        self._supervisor.close()
         if self._owns_driver:
-            self._driver.close()
-        self._slab.close()
+            self.driver.close()
+        self._counters_segment.close()
+        self.slab.close()
+        _open_groups.discard(self)
+
+    def _close_lanes(self, closed: Future) -> None:
+        # failpoint: group.before_close
+        for lane in self._lanes.values():
+            lane.close()
+        closed.set_result(None)
 
     def __enter__(self) -> ShardGroup:
         return self
@@ -396,5 +424,66 @@ class ShardGroup:
         self.close()
 
 
+# For shards without tasks to write their last answers and end, when draining has used up all the time.
+STOP_S_MIN = 0.5
+
+
+def the_open_group() -> ShardGroup:
+    """The one group that is open in this process. Raises ValueError when there is none, or more than one."""
+    groups = [group for group in _open_groups if not group.closed]
+    if len(groups) != 1:
+        if not groups:
+            raise ValueError("no group is open in this process: make a ShardGroup first")
+        raise ValueError(f"{len(groups)} groups are open in this process: say which one by group=")
+    return groups[0]
+
+
+@atexit.register
+def _close_all() -> None:
+    """The interpreter ends: shards must not find a half-dead parent."""
+    for group in list(_open_groups):
+        group.close()
+
+
+def _forget_a_main_without_file() -> None:
+    """`python -` calls its script the file "<stdin>": shards would look for it, to import it as their own main module."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) == "<stdin>":
+        del main.__file__
+
+
+_crowding_told = False
+
+
+def _warn_when_crowded(pollers: int) -> bool:
+    """Whether more processes poll than cores can run; said once."""
+    global _crowding_told
+    warning = cpu.oversubscribed(pollers)
+    if warning is not None and not _crowding_told:
+        _crowding_told = True
+        logger.warning("%s", warning)
+    return warning is not None
+
+
 def _nothing() -> None:
-    """A shard never tells the application to stop."""
+    """What takes the place of a setup that was taken back; and a shard never tells the application to stop."""
+
+
+_NOTHING_TO_SET_UP = (pickle_function(_nothing), ())
+
+
+# -- run in a shard --------------------------------------------------------------------------------------------------------
+
+
+def _set_up(setups: list[tuple[bytes, tuple[Any, ...]]]) -> int:
+    for pickled, args in setups:
+        call_pickled(pickled, args)
+    return os.getpid()
+
+
+def _take_handovers() -> None:
+    process.this_shard().take_handovers()
+
+
+def _wait_empty() -> Future:
+    return process.this_shard().tasks.wait_empty()

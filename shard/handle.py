@@ -5,33 +5,120 @@
     consumer = handle.consumer()             # in another
 
 The segment keeps a name in /dev/shm until unlink(), which the maker owes it: by hand, by `with`, or at its exit.
+
+The ends can wait. There is no doorbell on a bare ring, so a waiting end looks again and again: WAIT_SPINS times at once, then
+with pauses that grow to PAUSE_S_MAX. A peer that died is a wait that ends at its deadline.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
+import time
+import weakref
 from types import TracebackType
 
 from shard import memory_order, ring
+from shard.errors import BackpressureError, ForkedError
 from shard.segment import Segment, unlink
+
+# Some 50 us of looking: longer than a peer takes that is at work.
+WAIT_SPINS = 200
+PAUSE_S_MIN = 20e-6
+# Costs a waiting process under 1 % of a core, and a peer that comes back half of it in latency.
+PAUSE_S_MAX = 1e-3
+
+
+class _Pauses:
+    """What a waiting end does between two looks, until its deadline."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline = time.monotonic() + timeout_s
+        self._looks = 0
+        self._pause_s = PAUSE_S_MIN
+
+    def is_over(self) -> bool:
+        """Whether the deadline has passed; if not, a pause was made and it is time for the next look."""
+        self._looks += 1
+        if self._looks < WAIT_SPINS:
+            return False
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            return True
+        time.sleep(min(self._pause_s, remaining))
+        self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2)
+        return False
+
+
+class Producer(ring.RingProducer):
+    """The writing end of a ring with a handle: try_write() answers, write() insists, wait_write() waits."""
+
+    def write(self, payload: bytes | bytearray | memoryview, tag: int = 0) -> None:
+        """Publish the payload as one record. Raises BackpressureError when the ring is full; nothing was written then."""
+        if not self.try_write(payload, tag):
+            raise BackpressureError(f"the ring to {self.peer} has no room for {len(payload)} bytes: it reads too slowly")
+
+    def wait_write(self, payload: bytes | bytearray | memoryview, timeout_s: float, tag: int = 0) -> None:
+        """As write(), but wait up to `timeout_s` seconds for room."""
+        pauses = _Pauses(timeout_s)
+        while not self.try_write(payload, tag):
+            if pauses.is_over():
+                raise BackpressureError(
+                    f"the ring to {self.peer} had no room for {len(payload)} bytes within {timeout_s} s: it reads too slowly, "
+                    "or died"
+                )
+
+
+class Consumer(ring.RingConsumer):
+    """The reading end of a ring with a handle: try_read() answers, wait_read() waits."""
+
+    def wait_read(self, timeout_s: float) -> bytes:
+        """A copy of the next record's payload. Raises TimeoutError when none came within `timeout_s` seconds."""
+        pauses = _Pauses(timeout_s)
+        while (payload := self.try_read()) is None:
+            if pauses.is_over():
+                raise TimeoutError(f"{self.peer} wrote nothing to the ring within {timeout_s} s: it has nothing to say, or died")
+        return payload
+
+
+_ends_made_here: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+
+
+def _quarantine_in_fork() -> None:
+    """Two processes on one end would each believe to be its only writer."""
+    for end in list(_ends_made_here):
+        end.quarantine(
+            ForkedError(
+                f"this end of the ring belongs to process {os.getppid()}, and was used in its fork {os.getpid()}: start "
+                "processes by spawn, and hand them the Ring"
+            )
+        )
+
+
+os.register_at_fork(after_in_child=_quarantine_in_fork)
 
 
 class Ring:
     """The name of a ring in shared memory. Picklable; owned by the process that called create()."""
 
-    def __init__(self, name: str, capacity_bytes: int) -> None:
+    def __init__(self, name: str, capacity_bytes: int, incarnation: int) -> None:
         self.name = name
         self.capacity_bytes = capacity_bytes
+        self.incarnation = incarnation
 
     @classmethod
     def create(cls, capacity_bytes: int) -> Ring:
         """A new, empty ring of at least `capacity_bytes` bytes (rounded up to a power of two). Raises ShmFull."""
         memory_order.require_store_order()
         capacity = ring.capacity_for(capacity_bytes)
+        incarnation = secrets.randbits(64)
         segment = Segment.create(ring.DATA_OFFSET + capacity, keep_name=True)
         assert segment.name is not None
-        ring.format_ring(segment.memory, capacity)
+        # failpoint: handle.named
+        ring.format_ring(segment.memory, capacity, incarnation)
+        # failpoint: handle.formatted
         segment.close()
-        return cls(segment.name, capacity)
+        return cls(segment.name, capacity, incarnation)
 
     def _memory(self) -> memoryview:
         segment = Segment.open(self.name)
@@ -39,13 +126,17 @@ class Ring:
         segment.close()  # the end holds the mapping from here on
         return memory
 
-    def producer(self) -> ring.RingProducer:
+    def producer(self) -> Producer:
         """The writing end. One process may take it, once. Raises FileNotFoundError when the ring was unlinked."""
-        return ring.RingProducer(self._memory())
+        end = Producer(self._memory(), f"{self.name}'s reader", self.incarnation)
+        _ends_made_here.add(end)
+        return end
 
-    def consumer(self) -> ring.RingConsumer:
+    def consumer(self) -> Consumer:
         """The reading end. One process may take it, once. Raises FileNotFoundError when the ring was unlinked."""
-        return ring.RingConsumer(self._memory())
+        end = Consumer(self._memory(), f"{self.name}'s writer", self.incarnation)
+        _ends_made_here.add(end)
+        return end
 
     def unlink(self) -> None:
         """Take the name away: ends already taken go on, new ones cannot be."""

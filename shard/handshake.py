@@ -13,8 +13,12 @@
                   8     8  incarnation of the sender: changes with every start of a node
                  16    32  nonce     random
 
-    proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello), RFC 2104; role keeps one side's proof from
-             being sent back to it
+    proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello || binding), RFC 2104; role keeps one side's
+             proof from being sent back to it; binding is empty on a plain socket, inside TLS what only the two ends of that
+             channel know (TlsSocket.binding), so that nobody between two channels can pass proofs on
+
+An acceptor that refuses says why where it can, in `farewell`: its hello with a proof of zeros to a connector of another version
+or transport, which reads there what is spoken here; one byte to a connector whose proof is wrong.
 
 All messages have a fixed size, so an unauthenticated peer makes us hold 80 bytes at most. Without a secret the key is empty: the
 exchange is the same, and a peer that has one is refused. The connection is authenticated, its frames are not.
@@ -37,20 +41,28 @@ assert HELLO.size == 48  # the table above
 PROOF_BYTES = 32
 ACCEPTED, REFUSED = b"\x06", b"\x15"
 
+TLS_HANDSHAKE, TLS_ALERT = b"\x16\x03", b"\x15\x03"  # how records of TLS begin
+TLS_MISSING_TEXT = (
+    "the peer speaks TLS, this side does not: set PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA at both sides, or at none"
+)
 _REFUSED_TEXT = "the peer does not hold the same secret; give both sides the same PRPC_SECRET_FILE (or PRPC_SECRET, or secret=)"
 
 
-def _proof(secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> bytes:
-    return hmac.new(secret, role + connector_hello + acceptor_hello, hashlib.sha256).digest()
+def _proof(secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: bytes, binding: bytes) -> bytes:
+    return hmac.new(secret, role + connector_hello + acceptor_hello + binding, hashlib.sha256).digest()
 
 
 def _check_hello(hello: bytes, kind: int) -> int:
     """The sender's incarnation."""
     magic, version, their_kind, incarnation, _ = HELLO.unpack(hello)
+    if magic.startswith(TLS_HANDSHAKE):
+        raise RemoteProtocolError(TLS_MISSING_TEXT)
     if magic != MAGIC:
         raise RemoteProtocolError(f"the peer does not speak this protocol: it began with {magic!r}, {MAGIC!r} expected")
     if version != HANDSHAKE_VERSION:
-        raise RemoteProtocolError(f"the peer speaks protocol version {version}, this side {HANDSHAKE_VERSION}")
+        raise RemoteProtocolError(
+            f"the peer speaks protocol version {version}, this side {HANDSHAKE_VERSION}: install the same release at both sides"
+        )
     if their_kind != kind:
         raise RemoteProtocolError(f"the peer speaks transport {their_kind}, this side listens for {kind}")
     return int(incarnation)
@@ -59,8 +71,11 @@ def _check_hello(hello: bytes, kind: int) -> int:
 class Handshake(ABC):
     """What both roles share. `wanted` says how many bytes feed() needs next; 0 when the exchange is over."""
 
-    def __init__(self, secret: bytes, kind: int, incarnation: int, nonce: bytes) -> None:
+    farewell = b""  # what to send before hanging up, once feed() has raised
+
+    def __init__(self, secret: bytes, kind: int, incarnation: int, nonce: bytes, binding: bytes = b"") -> None:
         self._secret = secret
+        self._binding = binding
         self._kind = kind
         self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, incarnation, nonce)
         self.peer_incarnation = 0
@@ -91,10 +106,10 @@ class Connector(Handshake):
             return b""
         hello, proof = data[: HELLO.size], data[HELLO.size :]
         self.peer_incarnation = _check_hello(hello, self._kind)
-        if not hmac.compare_digest(proof, _proof(self._secret, b"acceptor", self._hello, hello)):
+        if not hmac.compare_digest(proof, _proof(self._secret, b"acceptor", self._hello, hello, self._binding)):
             raise AuthenticationError(_REFUSED_TEXT)
         self.wanted = 1
-        return _proof(self._secret, b"connector", self._hello, hello)
+        return _proof(self._secret, b"connector", self._hello, hello, self._binding)
 
 
 class Acceptor(Handshake):
@@ -108,11 +123,17 @@ class Acceptor(Handshake):
     def feed(self, data: bytes) -> bytes:
         assert len(data) == self.wanted
         if not self._their_hello:
-            self.peer_incarnation = _check_hello(data, self._kind)
+            try:
+                self.peer_incarnation = _check_hello(data, self._kind)
+            except RemoteProtocolError:
+                if data.startswith(MAGIC):  # else it would not know what to make of it
+                    self.farewell = self._hello + bytes(PROOF_BYTES)
+                raise
             self._their_hello = data
             self.wanted = PROOF_BYTES
-            return self._hello + _proof(self._secret, b"acceptor", data, self._hello)
+            return self._hello + _proof(self._secret, b"acceptor", data, self._hello, self._binding)
         self.wanted = 0
-        if not hmac.compare_digest(data, _proof(self._secret, b"connector", self._their_hello, self._hello)):
+        if not hmac.compare_digest(data, _proof(self._secret, b"connector", self._their_hello, self._hello, self._binding)):
+            self.farewell = REFUSED
             raise AuthenticationError(_REFUSED_TEXT)
         return b""

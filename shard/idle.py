@@ -2,6 +2,7 @@
 
     Spin       polling on: never parks; now and then offers the core to others, so that more pollers than cores still move
     Adaptive   polling off: spins for a window learnt from recent gaps between pieces of work, then parks
+    Park       parks at once: for one that works seldom, and for tests of parking itself
 
 `idle(now)` answers how long to park in seconds: 0.0 means poll again at once. `work(now)` says that a turn did something.
 Parking itself is the driver's: it owns the epoll and the sleep handshake.
@@ -19,13 +20,23 @@ YIELD_EVERY_TURNS = 8
 # A gap that was longer than this is never worth spinning for: waking a parked process costs some 30-50 us.
 SPIN_WINDOW_S_MAX = 100e-6
 SPIN_WINDOW_S_MIN = 2e-6
+# Of a gap that ended a park, so much is our own waking up, at least: the work was there earlier than we saw it. Without this
+# two sides that both park see gaps of two wake-ups, and on a slow machine would never learn that spinning bridges them.
+WAKE_UP_S = 30e-6
 
 # Nobody sleeps longer in one go, so that clocks, signals and lost peers are looked at now and then.
 PARK_S_MAX = 1.0
 
 
+# Empty looks at the rings alone (0.09 us each) before a look at everything, and before the strategy is asked at all: some
+# 20 us, longer than most answers take.
+SPIN_TURNS = 256
+
+
 class Idle(Protocol):
     """The face of a strategy; one object per reactor."""
+
+    spin_turns: int  # what to hand to Reactor.spin() before asking here
 
     def work(self, now: float) -> None:
         """A turn found something to do."""
@@ -35,9 +46,14 @@ class Idle(Protocol):
 
 
 class Spin:
-    """Never park."""
+    """Never park. Offer the core every `yield_turns` empty turns: 1 where there are more pollers than cores."""
 
-    def __init__(self) -> None:
+    spin_turns = SPIN_TURNS
+
+    def __init__(self, yield_turns: int = YIELD_EVERY_TURNS) -> None:
+        if yield_turns < 1:
+            raise ValueError(f"Spin(yield_turns={yield_turns}): 1 (every empty turn) or more")
+        self._yield_turns = yield_turns
         self._turns = 0
 
     def work(self, now: float) -> None:
@@ -45,7 +61,7 @@ class Spin:
 
     def idle(self, now: float) -> float:
         self._turns += 1
-        if self._turns >= YIELD_EVERY_TURNS:
+        if self._turns >= self._yield_turns:
             self._turns = 0
             os.sched_yield()
         return 0.0
@@ -59,9 +75,12 @@ class Adaptive:
     hot exchange never parks.
     """
 
+    spin_turns = SPIN_TURNS
+
     def __init__(self) -> None:
         self._window = SPIN_WINDOW_S_MAX
         self._idle_since = 0.0  # 0.0: the last turn worked
+        self._parked = False  # since then
 
     @property
     def window_s(self) -> float:
@@ -72,6 +91,9 @@ class Adaptive:
         if self._idle_since:
             gap = now - self._idle_since
             self._idle_since = 0.0
+            if self._parked:
+                self._parked = False
+                gap = max(0.0, gap - WAKE_UP_S)
             if gap <= SPIN_WINDOW_S_MAX:
                 self._window = min(SPIN_WINDOW_S_MAX, max(self._window, 2 * gap))
             else:
@@ -82,6 +104,52 @@ class Adaptive:
             self._idle_since = now
             return 0.0
         if now - self._idle_since >= self._window:
+            self._parked = True
             return PARK_S_MAX
         os.sched_yield()  # the one we wait for may be waiting for this very core
         return 0.0
+
+
+class Park:
+    """Park in the first turn that finds nothing."""
+
+    spin_turns = 0
+
+    def work(self, now: float) -> None:
+        """Nothing to learn."""
+
+    def idle(self, now: float) -> float:
+        return PARK_S_MAX
+
+
+def strategy(name: str, oversubscribed: bool = False) -> Idle:
+    """A new strategy by name; `oversubscribed`: there are more pollers than cores, so a spinning one yields every turn."""
+    if name == "spin":
+        return Spin(1) if oversubscribed else Spin()
+    if name == "adaptive":
+        return Adaptive()
+    if name == "park":
+        return Park()
+    raise ValueError(
+        f"idle strategy {name!r}: there are 'spin' (polls on, a core for each process), 'adaptive' (spins briefly, then sleeps; "
+        "the usual choice) and 'park' (sleeps at once)"
+    )
+
+
+_SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def polling_enabled(variable: str, value: str | None, default: bool) -> bool:
+    """Whether to poll, as the environment says it: `value` of PS_ENABLE_POLLING and its like, `default` for None (unset).
+
+    Raises ValueError for anything that is no switch, an empty text too: a typing error must not cost a core, or the speed.
+    """
+    if value is None:
+        return default
+    try:
+        return _SWITCH[value.strip().lower()]
+    except KeyError:
+        raise ValueError(
+            f"{variable}={value!r}: 1, true or on make the engine poll, 0, false or off let it sleep when idle; unset it for the "
+            "default"
+        ) from None

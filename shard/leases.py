@@ -3,12 +3,21 @@
     lender     writes a block's place and a lease number into a message; the block has one user more until the lease returns
     borrower   reads through an array whose end puts the lease number on a list; the list goes back in one message
 
+    a lease is   lent        entered in Lendings; the peer has been or will be told the number
+                 borrowed    entered in Borrowings when the message arrives
+                 returned    struck off Borrowings by the end of the array, off Lendings by the message that says so
+                 undone      struck off Lendings because its message was never written
+                 waiting     on Lendings although the connection has ended: until the peer hangs up
+
 The borrower's array is the root of all views on it (see slab.py), so the lease lasts as long as any of them. Its end can
 come in any thread at any place, so it only appends to a list and, when the reactor is parked, wakes it.
 
 A connection that is closed while arrays are still borrowed leaves its socket half open: the borrower's half ends with the last of
 its arrays, and the lender's slab, which looks at the socket from then on, takes back what was never returned. So no block is
 used again while a living peer still reads it, and two that hold blocks of each other do not wait for each other.
+
+A borrower whose lender died keeps its mapping, and with it every byte as it was: its arrays stay valid for as long as it wants.
+A lender whose borrower died takes all leases back at once, for the kernel hung up on the borrower's behalf.
 """
 
 from __future__ import annotations
@@ -18,6 +27,8 @@ import itertools
 import os
 import select
 import socket
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -25,20 +36,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shard.arena import Block
+from shard.books import Held, Lease, call_site
 from shard.errors import RemoteProtocolError
-from shard.slab import Block, Slab
+from shard.slab import UINT8, Slab
+
+# A lease on the lender's books: block, bytes lent, since when, and in debug mode the call site of the send. A tuple, for one is
+# made on every lease.
+Entry = tuple[Block, int, float, str | None]
 
 
 class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
     """The root of all views on one borrowed block. Never handed out itself: users get a plain np.ndarray on it."""
 
-    lease = 0
-    borrowings: Borrowings | None = None
+    __slots__ = ("borrowings", "lease")
+    borrowings: Borrowings
+    lease: int
 
     def __del__(self) -> None:
-        if self.borrowings is not None:
-            self.borrowings.returned.append(self.lease)
-            self.borrowings.wake_if_parked()
+        try:
+            borrowings, lease = self.borrowings, self.lease
+        except AttributeError:
+            return  # somebody made it from a root reached through `.base`: the lease is the root's
+        borrowings.held_since.pop(lease, None)
+        borrowings.returned.append(lease)
+        borrowings.wake_if_parked()
 
 
 class Line:
@@ -61,19 +83,40 @@ class Line:
 class Borrowings:
     """What we hold of a peer. Lives as long as the connection or any array borrowed over it, and ends our half of the line."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, peer: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`peer` is what the books call the lender; `clock` dates what arrives."""
         self.line = line
+        self.peer = peer
+        self.held_since: dict[int, tuple[int, float]] = {}  # lease -> bytes, when it arrived
         self.returned: deque[int] = deque()
         self.wake_if_parked: Callable[[], None] = _nobody_waits
+        self._clock = clock
         self._pid = os.getpid()
+        _borrowings_alive.add(self)
 
     def borrow(self, memory: memoryview, offset: int, nbytes: int, lease: int) -> NDArray[np.uint8]:
-        """A read-only array over the peer's block, 1-D uint8."""
-        root: BorrowedArray = np.ndarray.__new__(BorrowedArray, (nbytes,), np.uint8, memory, offset)
-        root.flags.writeable = False
+        """A read-only array over the peer's block, 1-D uint8: what the peer writes there shows in it.
+
+        Raises RemoteProtocolError for a lease that is held already: it would be returned twice.
+        """
+        if lease in self.held_since:
+            raise RemoteProtocolError(f"{self.peer} lent under number {lease} again while we hold that lease")
+        root = BorrowedArray((nbytes,), UINT8, memory, offset)
+        if not memory.readonly:  # of a segment mapped for writing; else numpy made it read-only already
+            root.setflags(write=False)
+        self.held_since[lease] = nbytes, self._clock()
         root.lease = lease
         root.borrowings = self
+        # failpoint: lease.borrowed
         return root.view(np.ndarray)
+
+    def held(self) -> tuple[Held, ...]:
+        """What arrays of this process still show of the peer's memory, oldest first. A snapshot, from any thread.
+
+        What stands here for long is kept by somebody: the array itself, a slice, a memoryview, a tensor made of it.
+        """
+        held = [Held(lease, self.peer, nbytes, since) for lease, (nbytes, since) in self.held_since.copy().items()]
+        return tuple(sorted(held, key=lambda each: each.since_s))
 
     def __del__(self) -> None:
         if self._pid == os.getpid():  # shutdown() ends it for a process we were forked from, too
@@ -85,35 +128,91 @@ def _nobody_waits() -> None:
     """Returned leases wait for the next turn."""
 
 
-class Lendings:
-    """What a peer holds of ours. Owned by the connection; lend() from any thread that sends, the rest in the reactor's."""
+_borrowings_alive: weakref.WeakSet[Borrowings] = weakref.WeakSet()
 
-    def __init__(self, slab: Slab) -> None:
+
+def held_by_this_process() -> tuple[Held, ...]:
+    """What this process holds of all peers, oldest first, those too whose connection has ended. A snapshot."""
+    return tuple(sorted((held for each in list(_borrowings_alive) for held in each.held()), key=lambda held: held.since_s))
+
+
+class Lendings:
+    """What a peer holds of ours. Owned by its connection, and by the slab from hand_over() on. Any thread may call."""
+
+    def __init__(self, slab: Slab, peer: str) -> None:
+        """`peer` is what the books call the borrower."""
         self._slab = slab
-        self._lent: dict[int, Block] = {}
+        self._peer = peer
+        self._clock = slab.clock
+        self._debug = slab.debug
+        self._lent: dict[int, Entry] = {}
         self._next_lease = itertools.count(1).__next__  # atomic
+        self._connection_ended = False
         self.bytes_lent = 0  # in all
+        slab.open_books(self)
 
     def __len__(self) -> int:
         return len(self._lent)
 
     def lend(self, block: Block, nbytes: int) -> int:
-        """Note a lease on `nbytes` of `block`, which already counts the peer as a user; its number."""
+        """The peer becomes one more user of the block, of which it sees `nbytes`; the number of its lease."""
+        self._slab.lend(block)
+        return self.pass_on(block, nbytes)
+
+    def pass_on(self, block: Block, nbytes: int) -> int:
+        """The same for a block that we allocated only for this peer: it takes our place as the user of it."""
         self.bytes_lent += nbytes
         lease = self._next_lease()
-        self._lent[lease] = block
+        self._lent[lease] = block, nbytes, self._clock(), call_site() if self._debug else None
+        # failpoint: lease.lent
         return lease
 
     def take_back(self, lease: int) -> None:
-        """The peer returned it. Raises RemoteProtocolError for one it does not hold."""
-        block = self._lent.pop(lease, None)
-        if block is None:
-            raise RemoteProtocolError(f"lease {lease} was returned, which is not held")
-        self._slab.release(block)
+        """The peer returned it. Raises RemoteProtocolError, and changes nothing, for one it does not hold."""
+        entry = self._lent.pop(lease, None)
+        if entry is None:
+            raise RemoteProtocolError(
+                f"{self._peer} returned lease {lease}, which it does not hold: returned before, or never lent "
+                f"({len(self._lent)} leases are out)"
+            )
+        # failpoint: lease.taken_back
+        self._slab.release(entry[0])
+
+    def undo(self, lease: int) -> None:
+        """Its message is not going to be written; nothing to do when the peer's end took back all leases before."""
+        entry = self._lent.pop(lease, None)
+        if entry is not None:
+            self._slab.release(entry[0])
+
+    def leases(self) -> list[Lease]:
+        """A snapshot, oldest first."""
+        return [
+            Lease(
+                number=number,
+                borrower=self._peer,
+                segment=block.segment,
+                offset=block.offset,
+                block_bytes=block.size_bytes,
+                size_bytes=nbytes,
+                since_s=since,
+                connection_ended=self._connection_ended,
+                call_site=site,
+            )
+            for number, (block, nbytes, since, site) in self._lent.copy().items()  # copy() is one atomic step
+        ]
+
+    def strike_all(self) -> list[Block]:
+        """End all leases: the peer is gone. Their blocks, whose users the caller counts down."""
+        blocks = []
+        with contextlib.suppress(KeyError):  # empty; a look before each step could be outdated by another thread
+            while True:
+                blocks.append(self._lent.popitem()[1][0])
+        return blocks
 
     def hand_over(self, line: Line) -> None:
         """The connection ends: from now on the slab sees to what the peer still holds."""
-        blocks = list(self._lent.values())
-        self._lent.clear()
-        if blocks:
-            self._slab.lend_until_hung_up(line, blocks)
+        self._connection_ended = True
+        if self._lent:
+            self._slab.lend_until_hung_up(line, self)
+        else:
+            self._slab.close_books(self)

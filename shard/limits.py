@@ -23,8 +23,10 @@ class Limits:
     ring_bytes: int = 1 << 20
     # A peer that has not proved the secret by then is cut (slow loris).
     handshake_s: float = 5.0
-    # Peers that are still proving it; more are hung up on at once.
-    handshakes_max: int = 64
+    # Peers that are still proving it; more are hung up on at once. Each is a socket, with TLS some 50 KiB as well ...
+    handshakes_max: int = 256
+    # ... and so many from one address, so that one host cannot keep the others out; far above what start together on one.
+    handshakes_per_host_max: int = 64
     # Connections of one listener, each some 100 KiB of buffers: far below the usual limit of 1 << 20 descriptors.
     connections_max: int = 16384
 

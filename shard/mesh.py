@@ -1,53 +1,104 @@
 """Functions sent from one process of a group to another, over one connection per pair.
 
+A message is a payload and, after it, 16 bytes that say what it is; a payload ends by itself, so neither needs a length:
+
     offset  size  field     meaning
-         0     1  kind      CALL, RESULT, ERROR, FUNCTION, STOP
-         1     3  zero
-         4     4  function  its number on this lane (CALL, FUNCTION)
-         8     8  call_id   pairs a result with its call; 0 where none is wanted
-        16   ...  pickle    CALL: the arguments; RESULT: the value; ERROR: (exception, traceback text); FUNCTION: the function
+         0   ...  payload   CALL, TIMED: the arguments; RESULT: the value alone; both as payload.py has it
+                            ERROR: exception and traceback text; FUNCTION: the function
+       -16     1  kind      CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP
+       -15     1  format    of arguments and values: PICKLE, PLAIN, ARRAYS
+       -14     2  zero
+       -12     4  function  its number on this lane (CALL, TIMED, FUNCTION)
+        -8     8  call_id   pairs a result with its call; 0 where none is wanted
 
 Pickle is safe here and only here: both ends are processes that one parent started, on memory that nobody else was handed
 (SECURITY.md). Buffers travel out of band (pickle protocol 5) as the connection's blocks, so arrays of the slab cross by
-reference. A function is pickled once per lane and known by number after that.
+reference. A function is pickled once per lane and known by number after that; one that carries state of its own (a closure, a
+bound method, one from a prompt with the global variables it uses) is sent with each call.
+
+What one end does with a call of the other:
+
+    plain function       runs at once, in the turn that found it; its answer leaves in the same turn
+    coroutine function   becomes a task of the reactor; answers when it ends; CANCEL ends it early
+    in another class     (`in_class`) becomes a task of that class, plain or not
 """
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+import functools
 import itertools
-import pickle
+import logging
 import struct
-import traceback
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, CoroutineType, FunctionType
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import PeerLostError, RemoteProtocolError, ShardError
+from shard.counters import LATENCY_BUCKETS, bucket
+from shard.errors import CancelledError, ClosedError, PeerLostError, RemoteProtocolError, ShardError
 from shard.future import Future, Waiter
+from shard.gate import Gate
+from shard.payload import (
+    PICKLE,
+    PLAIN,
+    PLAIN_TYPES,
+    are_plain,
+    call_pickled,
+    decode,
+    dump_plain,
+    encode,
+    is_from_a_prompt,
+    load_plain,
+    pickle_error,
+    pickle_function,
+    unpickle_error,
+    unpickle_function,
+)
+from shard.queues import LATENCY, TaskClass, class_of, in_class
 from shard.reactor import Reactor
 from shard.task import Task
-from shard.transport import Blocks, Connection
+from shard.transport import Blocks
+from shard.transport.shm_connection import ShmConnection
 
-HEADER = struct.Struct("<BxxxIQ")
-assert HEADER.size == 16  # the table above
-CALL, RESULT, ERROR, FUNCTION, STOP = 1, 2, 3, 4, 5
+logger = logging.getLogger("shard")
+TRAILER = struct.Struct("<BBxxIQ")
+assert TRAILER.size == 16  # the table above
+CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP = range(1, 8)
 
-# Functions known by number on one lane; beyond it (lambdas made in a loop) each is sent along with its call.
+# Functions known by number on one lane; beyond it the table starts anew.
 FUNCTIONS_MAX = 4096
 
+# Of every so many calls one is timed: its two readings of the clock cost 0.1 us, a call 5.
+CALLS_PER_SAMPLE = 64
+SAMPLE_MASK = CALLS_PER_SAMPLE - 1
 
-class RemoteTraceback(Exception):
-    """The cause of an exception that was raised in another shard: its traceback there, as text."""
+_pack, _unpack = TRAILER.pack, TRAILER.unpack_from
 
 
 class Tally:
-    """What one process ran for others; the reactor's thread alone writes it."""
+    """What one process did for others and asked of them; the reactor's thread alone writes it."""
 
     def __init__(self) -> None:
-        self.calls = self.failures = self.tasks = 0
+        self.calls = self.failures = self.tasks = self.cancelled = 0
+        self.call_ns = [0] * LATENCY_BUCKETS  # of sampled calls to others, from submit to result
+        self.run_ns = [0] * LATENCY_BUCKETS  # of sampled plain functions, from found to answered
+
+
+class Submitted(Future, kw_only=True):
+    """The result to come of a function sent to another shard."""
+
+    lane: Lane
+    call_id: int
+
+    def cancel(self, error: BaseException | None = None) -> bool:
+        """Give it up: a task is ended over there (its `finally` blocks run); a plain function that has begun runs to its end.
+
+        Completes with `error`, a CancelledError by default. False when it was complete before.
+        """
+        return self.lane.cancel(self, error)
 
 
 class Lane:
@@ -55,20 +106,26 @@ class Lane:
 
     def __init__(
         self,
-        connection: Connection[Any],
+        connection: ShmConnection,
         reactor: Reactor,
         waiter: Waiter | None,
         tally: Tally,
+        gate: Gate,
         on_stop: Callable[[], None],
-        on_lost: Callable[[ShardError], None],
+        on_lost: Callable[[Lane, ShardError], None],
     ) -> None:
-        self._connection = connection
+        """`gate`: the other end's tasks pass it; `on_stop`: it says STOP; `on_lost`: the lane ended, whoever ended it."""
+        self.connection = connection
+        self._send = connection.send
         self._reactor = reactor
         self._waiter = waiter
         self._tally = tally
+        self._gate = gate
         self._on_stop = on_stop
         self._on_lost = on_lost
-        self._in_flight: dict[int, Future] = {}
+        self._in_flight: dict[int, Submitted] = {}
+        self._sampled: dict[int, int] = {}  # call id -> when it was submitted, in ns
+        self._tasks: dict[int, Future] = {}  # of the other end, by call id
         self._call_ids = itertools.count(1)
         self._numbers: dict[Callable[..., Any], int] = {}
         self._functions: dict[int, Callable[..., Any]] = {}
@@ -82,158 +139,254 @@ class Lane:
 
     def attach(self) -> None:
         """Take part in the reactor's turns from now on."""
-        self._connection.attach(self._reactor)
+        self.connection.attach(self._reactor)
 
-    def submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Future:
-        """Run function(*args) at the other end; the future of its result. A coroutine function runs as a task there."""
-        blocks: list[NDArray[Any]] = []
-        arguments = pickle.dumps(args, 5, buffer_callback=_collector(blocks))
-        number = self._numbers.get(function)
+    def submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Submitted:
+        """Run function(*args) at the other end; the future of its result. A coroutine function runs as a task there.
+
+        Raises PeerLostError, BackpressureError, LocalProtocolError (over a limit), ShmFull, and what pickling raises.
+        """
+        try:
+            number = self._numbers.get(function)
+        except TypeError:  # it has no hash, so it carries state
+            return self.submit(_call_pickled_in(class_of(function)), (pickle_function(function), args))
         if number is None:
             number = self._send_function(function)
+            if number is None:
+                return self.submit(_call_pickled_in(class_of(function)), (pickle_function(function), args))
         call_id = next(self._call_ids)
-        future = Future(self._waiter)
+        kind = CALL if call_id & SAMPLE_MASK else TIMED
+        blocks: Sequence[NDArray[Any]] = ()
+        if are_plain(map(type, args)):
+            body = dump_plain(args) + _pack(kind, PLAIN, number, call_id)
+        else:
+            form, payload, blocks = encode(args)
+            body = payload + _pack(kind, form, number, call_id)
+        future = Submitted(self._waiter, lane=self, call_id=call_id)
         self._in_flight[call_id] = future
+        if kind == TIMED:
+            self._sampled[call_id] = time.perf_counter_ns()
         try:
-            self._connection.send(HEADER.pack(CALL, number, call_id) + arguments, blocks)
+            # failpoint: mesh.before_call
+            self._send(body, blocks)
         except BaseException:
             del self._in_flight[call_id]
+            self._sampled.pop(call_id, None)
             raise
+        # failpoint: mesh.after_call
         return future
 
-    def _send_function(self, function: Callable[..., Any]) -> int:
+    def _send_function(self, function: Callable[..., Any]) -> int | None:
+        """Tell the other end of a function; its number, or None for one that carries state and must go with each call."""
+        if type(function) is FunctionType:
+            if function.__closure__ is not None or is_from_a_prompt(function):
+                return None
+        elif not isinstance(function, (BuiltinFunctionType, type)) and not getattr(function, "is_sent_once", False):
+            return None
         if len(self._numbers) >= FUNCTIONS_MAX:
             self._numbers.clear()
         number = next(self._call_ids)  # never used twice
-        self._connection.send(HEADER.pack(FUNCTION, number, 0) + _pickle_function(function))
+        self._send(pickle_function(function) + _pack(FUNCTION, PICKLE, number, 0))
         self._numbers[function] = number
         return number
 
+    def cancel(self, future: Submitted, error: BaseException | None) -> bool:
+        """See Submitted.cancel()."""
+        if self._in_flight.pop(future.call_id, None) is None:
+            return False
+        self._sampled.pop(future.call_id, None)
+        with contextlib.suppress(ShardError):  # it is gone, or too much waits for it: nobody waits for the result all the same
+            self._send(_pack(CANCEL, PICKLE, 0, future.call_id))
+        if error is None:
+            error = CancelledError(f"a call to {self.connection.peer} was cancelled here; it may have run")
+        return future.set_error(error)
+
+    def refuse(self, reason: str) -> None:
+        """Answer every further call of the other end with ClosedError(reason)."""
+        self._functions = _Refusal(reason)
+
     def stop(self) -> None:
         """Tell the other end to finish."""
-        self._connection.send(HEADER.pack(STOP, 0, 0))
+        self._send(_pack(STOP, PICKLE, 0, 0))
 
     def close(self) -> None:
         """End the lane. In the reactor's thread."""
-        self._connection.close()
+        self.connection.close()
 
     # -- the other end speaks ------------------------------------------------------------------------------------------
 
     def _on_message(self, body: memoryview, blocks: Blocks = ()) -> None:
-        kind, number, call_id = HEADER.unpack_from(body)
+        try:
+            kind, form, number, call_id = _unpack(body, -16)
+        except struct.error as error:
+            raise RemoteProtocolError(f"message of {len(body)} bytes, at least 16 expected") from error
         if kind == CALL:
-            self._run(number, call_id, body[HEADER.size :], blocks)
-        elif kind == RESULT or kind == ERROR:
+            self._tally.calls += 1
+            try:
+                # failpoint: mesh.before_run
+                if form == PLAIN:
+                    value = self._functions[number](*load_plain(body))
+                else:
+                    value = self._functions[number](*decode(form, body, blocks))
+                    if blocks:
+                        blocks.clear()  # what the function did not keep goes back before the answer
+                # failpoint: mesh.after_run
+                if type(value) in PLAIN_TYPES:
+                    self._send(dump_plain((value,)) + _pack(RESULT, PLAIN, 0, call_id))
+                elif type(value) in _LATER:
+                    self._answer_later(call_id, value)
+                else:
+                    self._answer(call_id, value)
+                # failpoint: mesh.after_answer
+            except BaseException as error:  # whatever a function raises, an exit too, ends its call and not the shard
+                self._answer_error(call_id, error)
+        elif kind == RESULT:
+            # failpoint: mesh.result_received
             future = self._in_flight.pop(call_id, None)
+            if future is None:
+                return  # cancelled
+            if not call_id & SAMPLE_MASK:
+                self._count_call(call_id)
+            try:
+                (value,) = load_plain(body) if form == PLAIN else decode(form, body, blocks)
+            except Exception as error:
+                future.set_error(ShardError(f"the result cannot be read here: {type(error).__name__}: {error}"))
+            else:
+                future.set_result(value)
+        elif kind == TIMED:  # a call whose time is taken
+            began = time.perf_counter_ns()
+            self._on_message(memoryview(bytes(body[:-16]) + _pack(CALL, form, number, call_id)), blocks)
+            self._tally.run_ns[bucket(time.perf_counter_ns() - began)] += 1
+        else:
+            self._on_rare(kind, number, call_id, body, blocks)
+
+    def _answer(self, call_id: int, value: Any) -> None:
+        form, payload, blocks = encode((value,))
+        self._send(payload + _pack(RESULT, form, 0, call_id), blocks)
+
+    def _on_rare(self, kind: int, number: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
+        if kind == ERROR:
+            future = self._in_flight.pop(call_id, None)
+            self._sampled.pop(call_id, None)
             if future is not None:
-                self._finish(future, kind, body[HEADER.size :], blocks)
+                future.set_error(unpickle_error(body))
         elif kind == FUNCTION:
+            # failpoint: mesh.function_received
             if len(self._functions) >= FUNCTIONS_MAX:
                 self._functions.pop(next(iter(self._functions)))
-            self._functions[number] = _unpickle_function(body[HEADER.size :])
+            self._functions[number] = self._in_its_class(unpickle_function(body[: -TRAILER.size]))
+        elif kind == CANCEL:
+            task = self._tasks.get(call_id)
+            if task is not None:
+                self._tally.cancelled += 1
+                task.cancel(CancelledError("the caller cancelled it"))
         elif kind == STOP:
             self._on_stop()
         else:
             raise RemoteProtocolError(f"message of unknown kind {kind}")
 
-    def _run(self, number: int, call_id: int, arguments: memoryview, blocks: Blocks) -> None:
-        tally = self._tally
-        tally.calls += 1
-        try:
-            value = self._functions[number](*pickle.loads(arguments, buffers=blocks))
-            if inspect.iscoroutine(value):
-                tally.tasks += 1
-                task = self._reactor.spawn(value)
-                task.add_done_callback(lambda done: self._answer_task(call_id, task))
-                return
-        except Exception as error:
-            self._answer_error(call_id, error)
-        else:
-            self._answer(call_id, value)
+    def _in_its_class(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as its calls run here: at once, or as a task of the class that it was put into."""
+        task_class = class_of(function)
+        if task_class is LATENCY:
+            return function
 
-    def _answer_task(self, call_id: int, task: Task) -> None:
-        error = task.error()
-        if error is None:
-            self._answer(call_id, task.result())
-        else:
-            self._answer_error(call_id, error)
+        async def run(args: tuple[Any, ...]) -> Any:
+            value = function(*args)
+            return await value if type(value) in _LATER else value
 
-    def _answer(self, call_id: int, value: Any) -> None:
-        blocks: list[NDArray[Any]] = []
+        return lambda *args: self._reactor.spawn(run(args), queue=task_class)
+
+    def _answer_later(self, call_id: int, value: Any) -> None:
+        """A coroutine or a future: the answer follows when it is done. A future that is no task holds up no shutdown."""
+        task = self._reactor.spawn(value) if type(value) is CoroutineType else value
+        if type(task) is Task:
+            self._tally.tasks += 1
+            self._gate.enter()
+        self._tasks[call_id] = task
+        task.add_done_callback(lambda done: self._answer_done(call_id, done))
+
+    def _answer_done(self, call_id: int, done: Future) -> None:
+        del self._tasks[call_id]
         try:
-            payload = pickle.dumps(value, 5, buffer_callback=_collector(blocks))
-            self._connection.send(HEADER.pack(RESULT, 0, call_id) + payload, blocks)
-        except PeerLostError:
-            return  # who asked is gone
-        except Exception as error:
+            value = done.result()
+            if type(value) in PLAIN_TYPES:
+                self._send(dump_plain((value,)) + _pack(RESULT, PLAIN, 0, call_id))
+            else:
+                self._answer(call_id, value)
+        except BaseException as error:
             self._answer_error(call_id, error)
+        finally:
+            if type(done) is Task:
+                self._gate.leave()
 
     def _answer_error(self, call_id: int, error: BaseException) -> None:
         self._tally.failures += 1
-        text = "".join(traceback.format_exception(error))
-        try:
-            payload = pickle.dumps((error, text), 5)
-            pickle.loads(payload)  # an exception may pickle and yet not load: then the caller gets its text
-        except Exception:
-            payload = pickle.dumps((ShardError(f"{type(error).__qualname__}: {error}"), text), 5)
-        try:
-            self._connection.send(HEADER.pack(ERROR, 0, call_id) + payload)
-        except PeerLostError:
+        if self.connection.error is not None:
             return  # who asked is gone
-
-    def _finish(self, future: Future, kind: int, payload: memoryview, blocks: Blocks) -> None:
         try:
-            value = pickle.loads(payload, buffers=blocks)
-        except Exception as error:
-            future.set_error(ShardError(f"the result cannot be read here: {type(error).__name__}: {error}"))
-            return
-        if kind == RESULT:
-            future.set_result(value)
-        else:
-            raised, text = value
-            raised.__cause__ = RemoteTraceback("\n" + text)
-            future.set_error(raised)
+            self._send(pickle_error(error) + _pack(ERROR, PICKLE, 0, call_id))
+        except PeerLostError:
+            return  # gone meanwhile
+        except ShardError as unsent:
+            logger.warning("%s was not told that its call failed (%s): %s", self.connection.peer, str(error), str(unsent))
 
-    def _on_close(self, connection: Connection[Any], error: ShardError) -> None:
+    def _count_call(self, call_id: int) -> None:
+        began = self._sampled.pop(call_id, None)
+        if began is not None:
+            self._tally.call_ns[bucket(time.perf_counter_ns() - began)] += 1
+
+    def _on_close(self, connection: ShmConnection, error: ShardError) -> None:
         in_flight, self._in_flight = self._in_flight, {}
+        self._sampled.clear()
+        self._on_lost(self, error)
         for future in in_flight.values():
             future.set_error(type(error)(f"{error}; the function may have run"))
-        self._on_lost(error)
 
 
-def _collector(blocks: list[NDArray[Any]]) -> Callable[[pickle.PickleBuffer], None]:
-    """What pickle calls with each out-of-band buffer; None from it means: not in the pickle."""
-
-    def collect(buffer: pickle.PickleBuffer) -> None:
-        blocks.append(np.asarray(buffer.raw()))
-
-    return collect
+# What a function returns whose answer comes later.
+_LATER = frozenset({CoroutineType, Future, Task, Submitted})
 
 
-def _pickle_function(function: Callable[..., Any]) -> bytes:
-    """By name where it has one, else (lambdas, functions of __main__) by value through dill, which multiprocess brings."""
+class _CallPickled:
+    """call_pickled() as an object, which can be put into a class."""
+
+    is_sent_once = True
+
+    def __call__(self, pickled: bytes, args: tuple[Any, ...]) -> Any:
+        return call_pickled(pickled, args)
+
+
+@functools.cache  # few: a process may have CLASSES_MAX classes
+def _call_pickled_in(task_class: TaskClass) -> Callable[..., Any]:
+    """What runs functions of this class that go with each call."""
+    return call_pickled if task_class is LATENCY else in_class(task_class)(_CallPickled())
+
+
+class _Refusal(dict[int, Callable[..., Any]]):
+    """The functions of a lane that takes on no more calls: whichever is asked for, it is not to be had."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self._reason = reason
+
+    def __setitem__(self, number: int, function: Callable[..., Any]) -> None:
+        """Functions that still arrive are not kept."""
+
+    def __missing__(self, number: int) -> Callable[..., Any]:
+        raise ClosedError(self._reason)
+
+
+def run_here(reactor: Reactor, function: Callable[..., Any], args: tuple[Any, ...]) -> Future:
+    """A call to the process that one is in: no message, the same rules."""
     try:
-        return b"p" + pickle.dumps(function, 5)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        import dill  # 40 ms, and only lambdas need it
-
-        return b"d" + bytes(dill.dumps(function))
-
-
-def _unpickle_function(payload: memoryview) -> Callable[..., Any]:
-    try:
-        if payload[0] == ord("d"):
-            import dill
-
-            function = dill.loads(bytes(payload[1:]))
-        else:
-            function = pickle.loads(payload[1:])
-    except Exception as error:
-        reason = ShardError(f"the function cannot be found in this shard: {type(error).__name__}: {error}")
-
-        def refuse(*args: Any) -> None:
-            raise reason
-
-        return refuse
-    assert callable(function)
-    return function  # type: ignore[no-any-return]
+        value = function(*args)
+    except BaseException as error:
+        future = Future()
+        future.set_error(error)
+        return future
+    if type(value) in _LATER:
+        return reactor.spawn(value) if type(value) is CoroutineType else value
+    future = Future()
+    future.set_result(value)
+    return future

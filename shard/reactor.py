@@ -2,36 +2,48 @@
 
     source    anything with poll() -> work_done, bounded per call, and the sleep handshake of its ring    (shared memory)
     watched   a file descriptor with a callback, looked at through one epoll                           (sockets, doorbells)
-    task      a coroutine, run by steps                                                                     (async handlers)
+    task      a coroutine, run by steps, in classes with shares of the time (queues.py)                     (async handlers)
     timer     a callback at a time
 
-poll(now) does one bounded batch of each and says how much was done; it never waits. park() waits, with the handshake that
-no wake-up is lost in: every source is told that we sleep, a fence makes that visible everywhere, every source is asked once
-more, and only then epoll waits. Clock and idling belong to the driver. Not thread-safe, but for wake() and call_soon().
+poll(now) does one bounded batch of each and says how much was done; it never waits. So whatever is endless, the others have
+their turn after one batch of it. park() waits, with the handshake that no wake-up is lost in: every source is told that we
+sleep, a fence makes that visible everywhere, every source is asked once more, and only then epoll waits. Clock and idling
+belong to the driver. Not thread-safe, but for wake() and call_soon().
 """
 
 from __future__ import annotations
 
 import os
 import select
-import threading
-from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 from shard import memory_order
 from shard.future import Future, Waiter
-from shard.task import Task
+from shard.queues import LATENCY, ReadyQueues, TaskClass
+from shard.task import CONTEXT, Task
 from shard.timers import Timer, Timers
 
-# Descriptors are looked at this often: a system call of 0.25 us in 16 turns of 0.3 us. But for a while after something
-# went over a socket, every turn looks, because an answer is likely: some milliseconds of turning.
+# Descriptors are looked at after so many empty turns, or pieces of work: a system call of 0.25 us in 16 turns of 0.3 us. But
+# for a while after something went over a socket, every turn looks, because an answer is likely: some milliseconds of turning.
 DESCRIPTOR_TURNS = 16
 WARM_TURNS = 4096
 
-# Bounds on one turn, so that nobody starves: steps of tasks, and events of one epoll.
+# Bounds on one turn, so that nobody starves: steps of tasks, timers, and events of one epoll. Sources bound themselves.
 READY_STEPS_MAX = 64
+TIMERS_MAX = 64
 EVENTS_MAX = 64
+# While a class other than LATENCY has steps, no step begins later than this in a turn. A turn's own cost is 0.5 % of it, and a
+# message waits this long for its source to be asked, or for the one step that takes longer.
+TURN_SLICE_S = 100e-6
+# Pieces of work that spin() finds before it asks for a whole turn: one call after the other, each answered at once, must not keep
+# timers and sockets waiting. A turn costs 0.3 us, in 64 calls of 5 us each.
+SPIN_WORK_MAX = 64
+
+# A park that ran out of time with work there: was the bell about to be rung? A peer rings within a microsecond of writing; it may
+# have lost its core in between, for a scheduler's slice or two. A bell that comes no earlier than this is a lost one.
+LATE_BELL_S = 0.01
 
 
 class Source(Protocol):
@@ -47,25 +59,44 @@ class Source(Protocol):
         """Whether poll() would find something; asked after the fence, before parking."""
 
 
+class _Bell:
+    """The descriptor that ends a park. Closes with its last holder, so that a wake() in another thread, which holds it while it
+    writes, never writes to a number that has been used again; and needs no lock, which a destructor could find held."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class Reactor:
-    """See the file's head. Owned by one driver, or by one shard's main function."""
+    """See the file's head. Owned by one driver, or by one shard's main function.
+
+    turns, busy_turns  polls, and those that found work
+    parks, wakeups     sleeps, and those that an event ended; the others ran out of time
+    late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0, or a wake-up was lost
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.timers = Timers()
-        self.turns = self.busy_turns = self.parks = 0
+        self._timers_heap = self.timers._heap  # looked at every turn
+        self.turns = self.busy_turns = self.parks = self.wakeups = self.late_wakes = 0
         self.warm_turns = 0  # turns that look at the descriptors in any case; a socket's traffic sets it to WARM_TURNS
         self._sources: list[Source] = []
         self._polls: list[Callable[[], int]] = []
-        self._ready: deque[Callable[[], object]] = deque()
+        self._queues = ReadyQueues(clock)
+        self._ready = self._queues.latency
+        self._others = self._queues.others
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wakeup, select.EPOLLIN)
-        self._callbacks[self._wakeup] = lambda _: self._drain_wakeup()
+        self._bell: _Bell | None = _Bell()
+        self._epoll.register(self._bell.fd, select.EPOLLIN)
+        self._callbacks[self._bell.fd] = lambda _: self._drain_bell()
         self._until_descriptors = 0
+        self._spin_work = SPIN_WORK_MAX
         self._fence = memory_order.register_fence()
-        self._waking = threading.RLock()  # the descriptor is not closed, and its number used again, under a wake()
         self.parked = False
         self.closed = False
 
@@ -94,9 +125,12 @@ class Reactor:
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def call_soon(self, callback: Callable[[], object]) -> None:
-        """Run callback() in the next turn. From any thread."""
-        self._ready.append(callback)
+    def call_soon(self, callback: Callable[[], object], queue: TaskClass = LATENCY) -> None:
+        """Run callback() in the next turn, or when its class has its share. From any thread."""
+        if queue is LATENCY:
+            self._ready.append(callback)
+        else:
+            self._queues.add(queue, callback)
         if self.parked:
             self.wake()
 
@@ -104,10 +138,16 @@ class Reactor:
         """Run callback() once, `delay_s` seconds from now."""
         return self.timers.call_at(self.clock() + delay_s, callback)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], waiter: Waiter | None = None) -> Task:
-        """Drive a coroutine; its first step runs now, so that one that never waits costs no turn."""
-        task = Task(coroutine=coroutine, schedule=self.call_soon, waiter=waiter)
-        task.step()
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], waiter: Waiter | None = None, queue: TaskClass = LATENCY) -> Task:
+        """Drive a coroutine, all its steps in one class. The first runs now, so that one that never waits costs no turn; that of
+        another class than LATENCY waits its turn, as it may be all the work there is."""
+        if queue is LATENCY:
+            task = Task(coroutine=coroutine, schedule=self.call_soon, waiter=waiter, context=CONTEXT.value)
+            task.step()
+        else:
+            schedule = partial(self.call_soon, queue=queue)
+            task = Task(coroutine=coroutine, schedule=schedule, waiter=waiter, context=CONTEXT.value)
+            task.schedule(task.step)
         return task
 
     def sleep(self, delay_s: float) -> Future:
@@ -124,18 +164,20 @@ class Reactor:
         work = 0
         for poll in self._polls:
             work += poll()
-        if self._ready:
+        if self._ready or self._others:
             work += self._run_ready()
-        if self.timers._heap and self.timers._heap[0][0] <= now:
-            work += self.timers.fire(now)
+        heap = self._timers_heap
+        if heap and heap[0][0] <= now:
+            work += self.timers.fire(now, TIMERS_MAX)
         if self.warm_turns:
             self.warm_turns -= 1
             work += self._poll_descriptors(0)
         else:
-            self._until_descriptors -= 1
-            if self._until_descriptors < 0:
-                self._until_descriptors = DESCRIPTOR_TURNS
+            left = self._until_descriptors - (work or 1)
+            if left < 0:
+                left = DESCRIPTOR_TURNS
                 work += self._poll_descriptors(0)
+            self._until_descriptors = left
         if work:
             self.busy_turns += 1
         return work
@@ -143,41 +185,70 @@ class Reactor:
     def spin(self, turns: int) -> int:
         """Ask the sources alone, and descriptors while they are warm, up to `turns` times until something is found; whether.
 
-        What a short wait costs: no clock, no timers, no tasks."""
-        if self._ready or self.closed:
+        What a short wait costs: no clock, no timers, no tasks. Now and then it answers 0 at once, for a whole turn to be due.
+        """
+        if self._ready or self._others or self._spin_work <= 0:
+            self._spin_work = SPIN_WORK_MAX
             return 0
         polls = self._polls
         if self.warm_turns:
-            wait = self._epoll.poll
-            for _ in range(turns):
-                for poll in polls:
-                    if poll():
-                        return 1
-                events = wait(0, EVENTS_MAX)
-                if events:
-                    for fd, event in events:  # as _dispatch(), without the call
-                        callback = self._callbacks.get(fd)
-                        if callback is not None:
-                            callback(event)
-                    return 1
-            self.warm_turns = max(0, self.warm_turns - turns)
-        elif len(polls) == 1:
+            return self._spin_warm(turns)
+        if len(polls) == 1:
             poll = polls[0]
             for _ in range(turns):
-                if poll():
+                work = poll()
+                if work:
+                    self._spin_work -= work
                     return 1
         elif polls:
             for _ in range(turns // len(polls)):
                 for poll in polls:
-                    if poll():
+                    work = poll()
+                    if work:
+                        self._spin_work -= work
                         return 1
         return 0
 
+    def _spin_warm(self, turns: int) -> int:
+        """As spin(), with a look at the descriptors each time."""
+        if self.closed:
+            return 0
+        polls = self._polls
+        wait = self._epoll.poll
+        for _ in range(turns):
+            for poll in polls:
+                work = poll()
+                if work:
+                    self._spin_work -= work
+                    return 1
+            events = wait(0, EVENTS_MAX)
+            if events:
+                self._spin_work -= len(events)
+                for fd, event in events:  # as _dispatch(), without the call
+                    callback = self._callbacks.get(fd)
+                    if callback is not None:
+                        callback(event)
+                return 1
+        self.warm_turns = max(0, self.warm_turns - turns)
+        return 0
+
     def _run_ready(self) -> int:
+        if self._others:
+            return self._queues.run(READY_STEPS_MAX, TURN_SLICE_S)
         ready = self._ready
-        steps = min(len(ready), READY_STEPS_MAX)
-        for _ in range(steps):
+        steps = len(ready)
+        if steps == 1:
             ready.popleft()()
+            return 1
+        if steps > READY_STEPS_MAX:
+            steps = READY_STEPS_MAX
+        take = ready.popleft
+        for done in range(steps):
+            try:
+                step = take()
+            except IndexError:  # a step waited and so turned the reactor deeper, which ran the others
+                return done
+            step()
         return steps
 
     def _poll_descriptors(self, timeout_s: float) -> int:
@@ -194,48 +265,91 @@ class Reactor:
                 callback(event)
 
     def park(self, timeout_s: float) -> None:
-        """Wait for a doorbell, a descriptor, a timer or wake(), at most `timeout_s` seconds."""
+        """Wait for a doorbell, a descriptor, a timer or wake(), at most `timeout_s` seconds.
+
+        What came is found by the next poll(): by its sources first, as a doorbell says that one of them has work, and reading the
+        bell takes longer than that. The kernel counts milliseconds here and rounds up: a timer may fire that much late.
+        """
+        events: list[tuple[int, int]] = []
+        try:
+            rest_s = self.announce(timeout_s)
+            if rest_s is None:
+                return
+            self.parks += 1
+            events = self._epoll.poll(rest_s, EVENTS_MAX)
+            if not events and self._fence and self._sources_have_work():
+                events = self._epoll.poll(LATE_BELL_S, EVENTS_MAX)
+                self.late_wakes += not events
+            self.wakeups += bool(events)
+        finally:
+            self.unannounce(bool(events))
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when a doorbell, a descriptor or wake() wants a turn; sources do after announce()."""
+        return self._epoll.fileno()
+
+    def announce(self, timeout_s: float) -> float | None:
+        """Nobody turns from now on: let peers ring, and call_soon(). Seconds until a turn is due in any case, at
+        most `timeout_s`; None: there is work at once. Whoever turns next calls unannounce(), either way.
+
+        The other half of park(), for those who wait for fileno() elsewhere.
+        """
         deadline = self.timers.next_deadline()
         if deadline is not None:
             timeout_s = min(timeout_s, max(0.0, deadline - self.clock()))
-        self.parked = True
-        try:
-            for source in self._sources:
-                timeout_s = min(timeout_s, source.prepare_sleep(True))
-            if self._sources:
-                if self._fence:
-                    memory_order.fence_all()
-                else:
-                    timeout_s = min(timeout_s, memory_order.SLEEP_WITHOUT_FENCE_S)
-            if self._ready or any(source.has_work() for source in self._sources):
-                return
-            self.parks += 1
-            self._poll_descriptors(timeout_s)
-        finally:
-            self.parked = False
-            for source in self._sources:
-                source.prepare_sleep(False)
+        self.parked = True  # first: from here on call_soon() in another thread rings
+        timeout_s = self._announce_sleep(timeout_s)
+        if self.closed or self._ready or self._others or self._sources_have_work():
+            return None
+        return timeout_s
+
+    def unannounce(self, look: bool) -> None:
+        """Somebody turns again: nobody needs to ring. `look`: at the descriptors, in the very next turn."""
+        self.parked = False
+        for source in self._sources:
+            source.prepare_sleep(False)
+        if look:
+            self._until_descriptors = 0
+
+    def _announce_sleep(self, timeout_s: float) -> float:
+        """Tell every source, and every processor; how long it may last."""
+        for source in self._sources:
+            timeout_s = min(timeout_s, source.prepare_sleep(True))
+        if self._sources:
+            if self._fence:
+                memory_order.fence_all()
+            else:
+                timeout_s = min(timeout_s, memory_order.SLEEP_WITHOUT_FENCE_S)
+        return timeout_s
+
+    def _sources_have_work(self) -> bool:
+        return any(source.has_work() for source in self._sources)
 
     def wake(self) -> None:
-        """End a park() early. From any thread, signal handler or destructor."""
-        with self._waking:
-            if not self.closed:
-                os.eventfd_write(self._wakeup, 1)
+        """End a park() early, or the next one. From any thread, signal handler or destructor."""
+        bell = self._bell  # held, so that it is not closed under the write
+        if bell is not None:
+            os.eventfd_write(bell.fd, 1)
 
-    def _drain_wakeup(self) -> None:
+    def _drain_bell(self) -> None:
+        bell = self._bell
+        assert bell is not None
         try:
-            os.eventfd_read(self._wakeup)
+            os.eventfd_read(bell.fd)
         except BlockingIOError:
             return  # another turn read it
 
     def close(self) -> None:
-        """Let go of the epoll; sources and descriptors are closed by who owns them."""
-        with self._waking:
-            if self.closed:
-                return
-            self.closed = True
-            self._epoll.close()
-            os.close(self._wakeup)
+        """Let go of the epoll, and of tasks that never began; sources and descriptors are closed by who owns them."""
+        if self.closed:
+            return
+        self.closed = True
+        self._epoll.close()
+        self._bell = None
         self._callbacks.clear()
         self._sources.clear()
         self._polls = []
+        for step in self._queues.take_all():
+            task = getattr(step, "__self__", None)
+            if isinstance(task, Task):
+                task.drop()

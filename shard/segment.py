@@ -7,7 +7,14 @@ that `collect_garbage` can tell the dead from the living:
 
     /prpc.<uid>.<job>.<pid>.<start>.<random>     start: the owner's start time in clock ticks since boot, from /proc/pid/stat
 
-`posix_fallocate` takes every page at creation: a full /dev/shm is ShmFull then, and never SIGBUS later.
+`posix_fallocate` takes every page at creation: a full /dev/shm is ShmFull then, and never SIGBUS later. With ftruncate alone the
+file would be sparse: creating it always succeeds, and whoever first touches a page that /dev/shm has no room for any more is
+killed by SIGBUS, which no `except` catches. Segments of whole huge pages (a slab's; never rings) get those where they are
+offered: huge_pages.py.
+
+Who is to read only is given `read_only_fd()`: through it the memory can be neither written nor truncated, by mistake or by a
+broken program. It is no wall against a program of the same user that means harm: that one could open the file anew, or attach a
+debugger; peers over shared memory are of the same user and are trusted as far as that user is.
 """
 
 from __future__ import annotations
@@ -18,11 +25,13 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 from pathlib import Path
 
 import posix_ipc
 
-from shard.errors import ShmFull
+from shard import huge_pages
+from shard.errors import RemoteProtocolError, ShmFull
 
 PREFIX = "prpc"
 SHM_FOLDER = Path("/dev/shm")
@@ -47,41 +56,82 @@ def _new_name() -> str:
     return f"/{PREFIX}.{os.getuid()}.{job}.{pid}.{start_ticks(pid)}.{secrets.token_hex(8)}"
 
 
+def _new_file(name: str | None) -> int:
+    """An empty file in /dev/shm, without a name or with a kept one; its descriptor."""
+    if name is None:
+        return os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+    _kept_names[name] = os.getpid()
+    return fd
+
+
 class Segment:
     """Mapped shared memory. Whoever made it or received its descriptor owns this object; the kernel frees the pages
     when the last process has unmapped them."""
 
-    def __init__(self, fd: int, size_bytes: int, name: str | None) -> None:
+    def __init__(self, fd: int, size_bytes: int, name: str | None, writable: bool = True) -> None:
         """Map `size_bytes` of `fd`; the mapping keeps its own descriptor, `fd` stays the caller's until close()."""
         self.fd = fd
         self.size_bytes = size_bytes
         self.name = name
-        self.memory = memoryview(mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+        access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        self.memory = memoryview(mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=access))
 
     @classmethod
     def create(cls, size_bytes: int, keep_name: bool = False) -> Segment:
-        """Zeroed, fully reserved memory, readable by this user alone. Raises ShmFull."""
+        """Zeroed, fully reserved memory, readable by this user alone; of huge pages where it can be and PRPC_HUGE_PAGES lets it.
+        Raises ShmFull, and ValueError for a bad PRPC_HUGE_PAGES."""
+        wanted = "never" if keep_name or not huge_pages.suits(size_bytes) else huge_pages.huge_page_policy()
+        offer = huge_pages.NOTHING if wanted == "never" else huge_pages.read_huge_page_offer()
         name = _new_name() if keep_name else None
-        if name is None:
-            fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        else:
-            fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
-            _kept_names[name] = os.getpid()
+        fd = None
+        if offer.reserved_free_bytes >= size_bytes and not offer.transparent:
+            fd = huge_pages.take_reserved(size_bytes, _new_name())
+        if fd is None:
+            fd = _new_file(name)
         try:
+            # failpoint: segment.opened
+            if offer.transparent:
+                huge_pages.ask_for_transparent(fd, size_bytes)
             os.posix_fallocate(fd, 0, size_bytes)
-            return cls(fd, size_bytes, name)
-        except OSError as error:
+            # failpoint: segment.reserved
+            segment = cls(fd, size_bytes, name)
+            if wanted == "require" and segment.page_bytes < huge_pages.HUGE_PAGE_BYTES:
+                segment.memory = memoryview(b"")
+                raise ShmFull(_small_pages_text(size_bytes, offer))
+            return segment
+        except BaseException as error:
             os.close(fd)
             if name is not None:
                 unlink(name)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise ShmFull(_full_text(size_bytes)) from error
             raise
 
     @classmethod
-    def attach(cls, fd: int) -> Segment:
-        """Map a whole segment received as a descriptor."""
-        return cls(fd, os.fstat(fd).st_size, None)
+    def attach(cls, fd: int, writable: bool = True, size_bytes_min: int = 1) -> Segment:
+        """Map a whole segment received as a descriptor, which belongs to it from then on, but stays the caller's when this
+        fails; at least `size_bytes_min` of it will be used. Raises RemoteProtocolError for what is no segment of that size.
+
+        With `writable=False` arrays on the memory are read-only. A descriptor of read_only_fd() can be mapped only so.
+        """
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise RemoteProtocolError(f"descriptor {fd} is no shared-memory segment (file mode {status.st_mode:o})")
+        if status.st_size < max(1, size_bytes_min):
+            raise RemoteProtocolError(f"segment of {status.st_size} bytes, at least {max(1, size_bytes_min)} were announced")
+        return cls(fd, status.st_size, None, writable)
+
+    def read_only_fd(self) -> int:
+        """A new descriptor of the same memory for somebody who is to read it: it can be mapped for reading alone, and not
+        truncated. The caller owns it."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def page_bytes(self) -> int:
+        """The size of its pages as they are mapped here: 2 MiB when all of them are huge. Takes some milliseconds: the kernel
+        looks through all memory of this process for it."""
+        return huge_pages.page_bytes(self.memory)
 
     @classmethod
     def open(cls, name: str) -> Segment:
@@ -125,6 +175,16 @@ def _full_text(size_bytes: int) -> str:
         f"/dev/shm has no room for a segment of {size_bytes / mib:.1f} MiB: {space.f_bavail * space.f_frsize / mib:.1f} MiB "
         f"of {space.f_blocks * space.f_frsize / mib:.1f} MiB free; run `prpc gc`, give the container a larger --shm-size, or "
         "set PRPC_SLAB_BYTES_MAX lower"
+    )
+
+
+def _small_pages_text(size_bytes: int, offer: huge_pages.HugePageOffer) -> str:
+    mib = 1 << 20
+    return (
+        f"no huge pages for a segment of {size_bytes / mib:.1f} MiB, which {huge_pages.VARIABLE}=require asks for: transparent "
+        f"ones in /dev/shm are {'on, and none are free' if offer.transparent else 'off'}, {offer.reserved_free_bytes / mib:.1f} "
+        "MiB of reserved ones are free; run `mount -o remount,huge=advise /dev/shm`, or `sysctl vm.nr_hugepages=N`, or set "
+        f"{huge_pages.VARIABLE}=auto"
     )
 
 

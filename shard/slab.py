@@ -1,65 +1,72 @@
 """Blocks of shared memory for arrays: cut from segments, recycled for ever, lent to peers by reference.
 
-A slab belongs to one process. It grows by whole segments up to a bound, cuts blocks of certain sizes from them, and keeps
-freed blocks in one list per size: they are warm, and the next array of that size finds its pages already mapped. (First
+A slab belongs to one process. It grows by whole segments up to a bound, cuts blocks of certain sizes from them (arena.py), and
+keeps freed blocks in one list per size: they are warm, and the next array of that size finds its pages already mapped. (First
 touch of fresh shared memory runs at 0.3-0.7 GB/s, a warm copy at 10-20.)
 
     block    64-byte aligned; sizes grow by a quarter of a power of two, so at most a fifth of a block is unused
-    extent   a block larger than half a segment: has a segment to itself, which goes back to the kernel when the bound
-             is reached and the block is free
+    extent   a block larger than half a segment: has a segment to itself
+
+    when no free block has the size wanted, it comes from the first of these that can give it:
+    tail     what is not cut yet of any segment
+    growth   a new segment, within the bound and what /dev/shm has: twice the last one, else as small as will do
+    recut    a segment whose blocks are all free is cut anew; peers have it mapped already
+    swap     segments whose blocks are all free go back to the kernel until a new one fits
+    ShmFull  which says who holds what
+
+Numbers of segments are never used again, so a peer that has one mapped which is gone is told of its successor as of any other.
 
 Every block counts its users: one for the array made on it here, one for each lease a peer holds. At zero it is free. The
 array's part is given back by the array itself: the root of all views on it is an object of a private subclass, which lives as
 long as any reshape, slice or memoryview of it, and whose end puts the block on a list. That list is looked at by the next
-allocation, because a destructor may run in any thread, at any place, and so must not take a lock.
+allocation, because a destructor may run in any thread, at any place, and so must not wait for a lock: not even for one that its
+own thread, or a thread that the end of the interpreter froze, is holding.
+
+Aliasing: what is lent is the memory itself. An array made by empty() and written after it was sent changes what every borrower
+sees, at once and without any order; write to it again only when they are done with it. Borrowers' arrays are read-only. Other
+arrays are copied at the send, and may be changed as soon as it returns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
 import time
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shard.errors import ForkedError, LocalProtocolError, ShmFull
+from shard.arena import ALIGNMENT_BYTES, Arena, Block, block_size
+from shard.books import Lease, debug_leases
+from shard.errors import ClosedError, ForkedError, LocalProtocolError, ShmFull
 from shard.segment import Segment
+from shard.slab_statistics import SlabStatistics
 
-ALIGNMENT_BYTES = 64  # a cache line, and what SIMD code and TensorFlow take without a copy
-BLOCK_BYTES_MIN = 4096  # smaller arrays travel inside the message
 SEGMENT_BYTES_FIRST = 8 << 20  # what a process pays that sends few arrays
 SEGMENT_BYTES_MAX = 128 << 20  # segments double up to this: reserving one takes some 50 ms
-HUGE_PAGE_BYTES = 2 << 20  # segments are multiples of it
+HUGE_PAGE_BYTES = 2 << 20  # segments are multiples of it, but for one that fills the bound
 SLAB_BYTES_MAX = 8 << 30  # default bound of one process; configurable
+UINT8 = np.dtype(np.uint8)  # numpy looks np.uint8 up each time
 
 
 class SlabArray(np.ndarray[Any, np.dtype[Any]]):
     """The root of all views on one block. Never handed out itself: users get a plain np.ndarray on it."""
 
-    block: Block | None = None
-    slab: Slab | None = None
+    __slots__ = ("block", "slab")
+    block: Block
+    slab: Slab
 
     def __del__(self) -> None:
-        block, slab = self.block, self.slab
-        if block is not None and slab is not None:
-            slab._dropped.append(block)
-
-
-class Block:
-    """A piece of a segment: `offset` and `size_bytes` in segment number `segment`, `users` of it."""
-
-    __slots__ = ("offset", "segment", "size_bytes", "users")
-
-    def __init__(self, segment: int, offset: int, size_bytes: int) -> None:
-        self.segment = segment
-        self.offset = offset
-        self.size_bytes = size_bytes
-        self.users = 0
+        try:
+            block, slab = self.block, self.slab
+        except AttributeError:
+            return  # somebody made it from a root reached through `.base`: it has no part in the block, its own base has
+        slab._dropped.append(block)
 
 
 class Reader(Protocol):
@@ -69,74 +76,91 @@ class Reader(Protocol):
         """Whether it stopped, or did so within `timeout_s` seconds."""
 
 
-@dataclass(frozen=True)
-class SlabStatistics:
-    """Figures of one slab, in bytes and blocks."""
+class Books(Protocol):
+    """The leases that one peer has on our blocks. Any thread may call."""
 
-    reserved_bytes: int  # of shared memory, in all segments
-    used_bytes: int  # in blocks that somebody uses
-    used_bytes_max: int  # the most there ever was
-    free_bytes: int  # in blocks ready to be used again
-    segments: int
-    blocks_used: int
-    limit_bytes: int
+    def __len__(self) -> int:
+        """How many."""
 
+    def leases(self) -> list[Lease]:
+        """A snapshot, oldest first."""
 
-def block_size(wanted_bytes: int) -> int:
-    """The size of the block that holds `wanted_bytes`: quarter steps between powers of two."""
-    if wanted_bytes <= BLOCK_BYTES_MIN:
-        return BLOCK_BYTES_MIN
-    step = 1 << max(0, (wanted_bytes - 1).bit_length() - 3)
-    return (wanted_bytes + step - 1) // step * step
+    def strike_all(self) -> list[Block]:
+        """End all leases; their blocks, once for each, whose users the caller counts down."""
 
 
 class Slab:
-    """All blocks of one process. Thread-safe."""
+    """All blocks of one process. Thread-safe.
 
-    def __init__(self, limit_bytes: int = SLAB_BYTES_MAX) -> None:
+    release(), the ends of arrays and those of connections never wait, so they may happen in destructors, whenever the collector
+    runs one, and at the interpreter's end. The other methods wait for a lock that is held for some microseconds, and while a
+    segment is added for its 50 ms: a destructor must not make or send arrays.
+    """
+
+    def __init__(
+        self, limit_bytes: int = SLAB_BYTES_MAX, clock: Callable[[], float] = time.monotonic, debug: bool | None = None
+    ) -> None:
+        """`clock` dates the leases; `debug` makes them note call sites, None: as PRPC_DEBUG_LEASES says (ValueError if badly)."""
         self.limit_bytes = limit_bytes
+        self.clock = clock
+        self.debug = debug_leases() if debug is None else debug
         self._segments: dict[int, Segment] = {}
+        self._arenas: list[Arena] = []  # of those segments, oldest first
         self._segment_numbers = 0
-        self._current = -1  # number of the segment that blocks are cut from, -1: none
-        self._cut = 0  # bytes of it that are cut already
+        self._current: Arena | None = None  # blocks are cut from it first, and the next segment is twice its size
         self._free: defaultdict[int, list[Block]] = defaultdict(list)
         self._dropped: deque[Block] = deque()
-        self._readers: list[tuple[Reader, list[Block]]] = []
+        self._books: list[Books] = []  # these three are changed by single atomic steps, without the lock
+        self._readers: deque[tuple[Reader, Books]] = deque()
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._reserved = self._used = self._used_max = self._blocks_used = 0
+        self._is_closed = False
+        self._reserved = self._used = self._asked = self._blocks_used = 0
+        self._reserved_max = self._used_max = self._recuts = self.segments_dropped = 0
 
     # -- arrays ------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """An uninitialised, writable, C-ordered array in shared memory. Raises ShmFull, and TypeError for object dtypes."""
+        """An uninitialised, writable, C-ordered array in shared memory. Raises ShmFull, and TypeError for object dtypes.
+
+        Sending it lends it: what is written to it afterwards is what its borrowers see (see "Aliasing" above).
+        """
         dtype = np.dtype(dtype)
         if dtype.hasobject:
             raise TypeError(f"dtype {dtype} holds Python objects, which cannot live in shared memory")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if any(extent < 0 for extent in shape):
+        nbytes = int(math.prod(shape)) * dtype.itemsize  # int: a numpy one would spread to all figures
+        if min(shape, default=0) < 0:
             raise ValueError(f"negative dimensions in shape {shape}")
         block = self.allocate(nbytes)
         return np.ndarray(shape, dtype, self.wrap(block, nbytes))
 
     def wrap(self, block: Block, nbytes: int) -> SlabArray:
         """The root array over the first `nbytes` of an allocated block; its end gives up the block's one user."""
-        root: SlabArray = np.ndarray.__new__(SlabArray, (nbytes,), np.uint8, self._segments[block.segment].memory, block.offset)
+        root = SlabArray((nbytes,), UINT8, block.arena.segment.memory, block.offset)
         root.block = block
         root.slab = self
         return root
 
     def block_of(self, array: NDArray[Any]) -> tuple[Block, int] | None:
         """The block under an array of this slab and the array's offset in the segment, or None for any other array."""
-        base = array.base
-        while type(base) is np.ndarray:
-            base = base.base
-        if type(base) is not SlabArray or base.slab is not self or base.block is None:
+        root: Any = array.base
+        while type(root) is not SlabArray:
+            if type(root) is np.ndarray:
+                root = root.base
+            elif type(root) is memoryview:
+                root = root.obj
+            else:
+                return None
+        try:
+            block, slab = root.block, root.slab
+        except AttributeError:
+            return None  # made by a user from the root: see SlabArray
+        if slab is not self:
             return None
-        block = base.block
-        start = base.__array_interface__["data"][0]
-        return block, block.offset + array.__array_interface__["data"][0] - start
+        if array.nbytes == root.nbytes and array.flags.c_contiguous:
+            return block, block.offset  # the whole of it: no need for the address, which takes numpy a microsecond
+        return block, array.__array_interface__["data"][0] - block.arena.address
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -145,47 +169,92 @@ class Slab:
         if self._pid != os.getpid():
             raise ForkedError(f"this slab belongs to process {self._pid}, not to its fork {os.getpid()}")
         size = block_size(nbytes)
+        if size > self.limit_bytes:
+            size = self._size_within_bound(nbytes)
         with self._lock:
-            self._collect_dropped()
+            if self._dropped:
+                self._collect_dropped()
             free = self._free[size]
-            if not free and self._readers:
-                self._collect_from_readers()
-            block = free.pop() if free else self._cut_block(size)
+            block = free.pop() if free else self._find_block(size)
             block.users = 1
-            self._used += size
+            block.asked_bytes = nbytes
+            block.arena.used_bytes += size
+            self._asked += nbytes
             self._blocks_used += 1
-            self._used_max = max(self._used_max, self._used)
+            self._used = used = self._used + size
+            if used > self._used_max:
+                self._used_max = used
+        # failpoint: slab.after_allocate
         return block
 
     def lend(self, block: Block) -> None:
-        """One more user: a lease."""
+        """One more user: a lease. Raises LocalProtocolError for a free block, which the next allocation may take."""
         with self._lock:
+            if not block.users:
+                raise LocalProtocolError(f"block at {block.segment}:{block.offset} is free and cannot be lent")
             block.users += 1
+        # failpoint: slab.after_lend
 
     def release(self, block: Block) -> None:
-        """One user less."""
-        with self._lock:
-            self._release(block)
+        """One user less, now or, when the slab is busy at this moment, with the next allocation.
+
+        Raises LocalProtocolError, and changes nothing, when the block has no user any more.
+        """
+        if self._lock.acquire(False):
+            try:
+                self._release(block)
+            finally:
+                self._lock.release()
+        else:
+            self._dropped.append(block)
 
     def _release(self, block: Block) -> None:
         if block.users <= 0:
             raise LocalProtocolError(f"block at {block.segment}:{block.offset} released more often than it was lent")
         block.users -= 1
         if not block.users:
-            self._used -= block.size_bytes
+            size, arena = block.size_bytes, block.arena
+            arena.used_bytes -= size
+            self._used -= size
+            self._asked -= block.asked_bytes
             self._blocks_used -= 1
-            self._free[block.size_bytes].append(block)
+            if not arena.is_closed:
+                self._free[size].append(block)
 
     def _collect_dropped(self) -> None:
         dropped = self._dropped
         while dropped:
             self._release(dropped.popleft())
 
-    def lend_until_hung_up(self, reader: Reader, blocks: list[Block]) -> None:
-        """`reader` has a lease on each of `blocks` and no connection to return it over: its end returns them all."""
-        with self._lock:
-            self._readers.append((reader, blocks))
-            self._collect_from_readers()
+    def _size_within_bound(self, nbytes: int) -> int:
+        """For a block whose size would be rounded up past the bound: to the alignment only. Raises ShmFull."""
+        size = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if size > self.limit_bytes:
+            raise ShmFull(
+                f"an array of {nbytes} bytes does not fit a slab that may grow to {self.limit_bytes} bytes: "
+                "send it in parts, or raise PRPC_SLAB_BYTES_MAX"
+            )
+        return size
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def open_books(self, books: Books) -> None:
+        """A connection begins to lend."""
+        self._books.append(books)
+
+    def close_books(self, books: Books) -> None:
+        """It has ended, and nothing is lent any more."""
+        with contextlib.suppress(ValueError):  # close() was first
+            self._books.remove(books)
+
+    def lend_until_hung_up(self, reader: Reader, books: Books) -> None:
+        """`reader` holds what is on these books and has no connection to return it over: its end returns it all."""
+        self._readers.append((reader, books))
+        if self._lock.acquire(False):  # a busy slab looks at it later
+            try:
+                self._collect_from_readers()
+            finally:
+                self._lock.release()
 
     def wait_for_readers(self, timeout_s: float) -> None:
         """Give those without a connection so long to drop what they hold; what they hold after that stays lent."""
@@ -198,63 +267,145 @@ class Slab:
             self._collect_from_readers()
 
     def _collect_from_readers(self) -> None:
-        kept = []
-        for reader, blocks in self._readers:
+        for _ in range(len(self._readers)):
+            reader, books = self._readers.popleft()
             if reader.hung_up(0.0):
-                for block in blocks:
+                self.close_books(books)
+                for block in books.strike_all():
                     self._release(block)
             else:
-                kept.append((reader, blocks))
-        self._readers = kept
+                self._readers.append((reader, books))
 
-    def _cut_block(self, size: int) -> Block:
+    def leases(self) -> tuple[Lease, ...]:
+        """Who holds what since when, oldest first: all connections, and peers that read on after theirs. A snapshot.
+
+        A lease that is here for long is an array (or a view of one) that the borrower keeps; its process lists it as Held.
+        """
+        with self._lock:
+            self._collect_from_readers()
+        return self._leases()
+
+    def _leases(self) -> tuple[Lease, ...]:
+        found = [lease for books in list(self._books) for lease in books.leases()]
+        return tuple(sorted(found, key=lambda lease: lease.since_s))
+
+    # -- growth ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, size_bytes: int) -> None:
+        """Touch memory ahead: blocks of `size_bytes` in all, rounded up as block_size() does, then need no other first touch.
+
+        What is free for any size counts, what is free for one size only does not. Raises ShmFull.
+        """
+        if self._pid != os.getpid():
+            raise ForkedError(f"this slab belongs to process {self._pid}, not to its fork {os.getpid()}")
+        wanted = self._size_within_bound(size_bytes)
+        with self._lock:
+            self._collect_dropped()
+            self._collect_from_readers()
+            self._arena_with_room(wanted)
+
+    def _find_block(self, size: int) -> Block:
+        """When no block of that size is known to be free."""
+        if self._readers:
+            self._collect_from_readers()
+            if self._free[size]:
+                return self._free[size].pop()
+        return self._arena_with_room(size).cut(size)
+
+    def _arena_with_room(self, size: int) -> Arena:
+        """An arena with a tail of `size` bytes, by the first of the ways told at the top of this file."""
+        current = self._current
+        if current is not None and current.tail_bytes >= size:
+            return current
+        for arena in self._arenas:
+            if arena.tail_bytes >= size:
+                return arena
+        refused: ShmFull | None = None
+        for wanted in sorted({self._planned_bytes(size), self._least_bytes(size)}, reverse=True):
+            if self._reserved + wanted <= self.limit_bytes:
+                try:
+                    return self._add_arena(wanted, size)
+                except ShmFull as error:
+                    refused = error
+        return self._reuse_arenas(size, refused)
+
+    def _planned_bytes(self, size: int) -> int:
+        """How large a new segment should be: with room for more blocks than the one it is made for."""
         if size * 2 > SEGMENT_BYTES_MAX:
-            number = self._add_segment(-(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
-            return Block(number, 0, size)
-        current = self._segments.get(self._current)
-        if current is None or self._cut + size > current.size_bytes:
-            wanted = SEGMENT_BYTES_FIRST if current is None else min(SEGMENT_BYTES_MAX, current.size_bytes * 2)
-            while wanted < size * 2:
-                wanted *= 2
-            self._current = self._add_segment(wanted)
-            self._cut = 0
-        block = Block(self._current, self._cut, size)
-        self._cut += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return block
+            return self._least_bytes(size)
+        wanted = SEGMENT_BYTES_FIRST if self._current is None else min(SEGMENT_BYTES_MAX, self._current.size_bytes * 2)
+        while wanted < size * 2:
+            wanted *= 2
+        return wanted
 
-    def _add_segment(self, size_bytes: int) -> int:
-        if self._reserved + size_bytes > self.limit_bytes:
-            self._drop_free_extents()
-        if self._reserved + size_bytes > self.limit_bytes:
-            raise ShmFull(
-                f"the slab holds {self._reserved >> 20} MiB and may grow to {self.limit_bytes >> 20} MiB, "
-                f"{size_bytes >> 20} MiB more were asked for: {self._blocks_used} blocks are in use, here or lent to peers; "
-                "drop arrays that are done with, or raise PRPC_SLAB_BYTES_MAX"
-            )
-        try:
-            segment = Segment.create(size_bytes)
-        except ShmFull:
-            if not self._drop_free_extents():
-                raise
-            segment = Segment.create(size_bytes)
-        number = self._segment_numbers
+    def _least_bytes(self, size: int) -> int:
+        """How large it must be: whole huge pages, unless that alone would pass the bound."""
+        return max(size, min(-(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, self.limit_bytes - self._reserved))
+
+    def _reuse_arenas(self, size: int, refused: ShmFull | None) -> Arena:
+        """Make room where all blocks are free; `refused` is what /dev/shm said, None when only the bound is in the way."""
+        unused = [arena for arena in self._arenas if not arena.used_bytes]
+        large_enough = [arena for arena in unused if arena.size_bytes >= size]
+        if large_enough:
+            arena = min(large_enough, key=lambda each: each.size_bytes)
+            self._forget_blocks({arena})
+            arena.cut_bytes = 0
+            self._recuts += 1
+            if size * 2 <= SEGMENT_BYTES_MAX:
+                self._current = arena
+            return arena
+        room = self.limit_bytes - self._reserved
+        if room + sum(arena.size_bytes for arena in unused) < size:
+            raise refused or self._bound_reached(size)  # and what is warm stays warm
+        while unused:
+            self._drop_arena(unused.pop())
+            if self._reserved + size <= self.limit_bytes:
+                try:
+                    return self._add_arena(self._least_bytes(size), size)
+                except ShmFull as error:
+                    refused = error
+        raise refused or self._bound_reached(size)
+
+    def _add_arena(self, size_bytes: int, block_bytes: int) -> Arena:
+        """A new segment, made for a block of `block_bytes`. Raises ShmFull."""
+        if self._is_closed:
+            raise ClosedError("this slab was closed: arrays can be made and sent as long as their node or group is open")
+        segment = Segment.create(size_bytes)
+        # failpoint: slab.after_segment
+        arena = Arena(self._segment_numbers, segment)
         self._segment_numbers += 1
-        self._segments[number] = segment
+        self._segments[arena.number] = segment
+        self._arenas.append(arena)
         self._reserved += size_bytes
-        return number
+        self._reserved_max = max(self._reserved_max, self._reserved)
+        if block_bytes * 2 <= SEGMENT_BYTES_MAX:
+            self._current = arena
+        return arena
 
-    def _drop_free_extents(self) -> int:
-        """Give free extents back to the kernel; how many bytes."""
-        dropped = 0
+    def _drop_arena(self, arena: Arena) -> None:
+        """Give one whose blocks are all free back to the kernel, which keeps it while a peer has it mapped."""
+        self._forget_blocks({arena})
+        self._arenas.remove(arena)
+        del self._segments[arena.number]
+        if self._current is arena:
+            self._current = None
+        self._reserved -= arena.size_bytes
+        self.segments_dropped += 1
+        arena.close()
+
+    def _forget_blocks(self, arenas: set[Arena]) -> None:
+        """Take the free blocks of these arenas off the lists."""
         for size, blocks in self._free.items():
-            if size * 2 > SEGMENT_BYTES_MAX:
-                for block in blocks:
-                    segment = self._segments.pop(block.segment)
-                    dropped += segment.size_bytes
-                    segment.close()
-                blocks.clear()
-        self._reserved -= dropped
-        return dropped
+            self._free[size] = [block for block in blocks if block.arena not in arenas]
+
+    def _bound_reached(self, size: int) -> ShmFull:
+        leases = self._leases()
+        held = f", {len(leases)} leases at peers, the oldest at {leases[0].borrower}" if leases else ""
+        return ShmFull(
+            f"the slab holds {self._reserved >> 20} MiB and may grow to {self.limit_bytes >> 20} MiB, "
+            f"{size / (1 << 20):.1f} MiB more were asked for: {self._blocks_used} blocks are in use, here or lent to "
+            f"peers{held}; drop arrays that are done with (Slab.leases() says who holds what), or raise PRPC_SLAB_BYTES_MAX"
+        )
 
     # -- segments ----------------------------------------------------------------------------------------------------
 
@@ -262,32 +413,63 @@ class Slab:
         """The segment that a block lies in, to hand its descriptor to a peer."""
         return self._segments[number]
 
+    def segment_numbers(self) -> set[int]:
+        """Of all segments there are; `segments_dropped` counts those that there were. No number is used again."""
+        return set(self._segments)
+
     def memory(self, block: Block, nbytes: int) -> memoryview:
         """The first `nbytes` of the block, writable."""
-        return self._segments[block.segment].memory[block.offset : block.offset + nbytes]
+        return block.arena.segment.memory[block.offset : block.offset + nbytes]
+
+    @property
+    def used_bytes(self) -> int:
+        """In blocks that somebody uses; as last counted, so arrays that have just ended may still be in it."""
+        return self._used
+
+    @property
+    def leases_out(self) -> int:
+        """Leases that peers hold; what leases() lists, counted only."""
+        return sum(len(books) for books in list(self._books))
 
     def statistics(self) -> SlabStatistics:
-        """A snapshot."""
+        """A snapshot: true when it was taken, for other threads and peers go on. Takes a microsecond or so for each lease."""
+        leases = self.leases()
         with self._lock:
             self._collect_dropped()
-            self._collect_from_readers()
+            free = sum(arena.cut_bytes - arena.used_bytes for arena in self._arenas)
+            external = sum(arena.cut_bytes - arena.used_bytes for arena in self._arenas if arena.used_bytes)
+            internal = self._used - self._asked
             return SlabStatistics(
                 reserved_bytes=self._reserved,
+                reserved_bytes_max=self._reserved_max,
                 used_bytes=self._used,
                 used_bytes_max=self._used_max,
-                free_bytes=sum(size * len(blocks) for size, blocks in self._free.items()),
-                segments=len(self._segments),
+                free_bytes=free,
+                internal_bytes=internal,
+                external_bytes=external,
+                fragmentation=(internal + external) / self._reserved if self._reserved else 0.0,
+                segments=len(self._arenas),
+                segments_dropped=self.segments_dropped,
+                recuts=self._recuts,
                 blocks_used=self._blocks_used,
+                blocks_free=sum(map(len, self._free.values())),
+                leases=len(leases),
+                leased_bytes=sum({(lease.segment, lease.offset): lease.block_bytes for lease in leases}.values()),
+                lease_age_s_max=max(0.0, self.clock() - leases[0].since_s) if leases else 0.0,
                 limit_bytes=self.limit_bytes,
             )
 
     def close(self) -> None:
-        """Let go of all segments. Arrays still alive here or at peers keep the memory they lie in."""
+        """Let go of all segments; allocate() raises ClosedError from now on. Arrays still alive here or at peers keep the memory
+        they lie in."""
         with self._lock:
-            for segment in self._segments.values():
-                segment.close()
+            self._is_closed = True
+            for arena in self._arenas:
+                arena.close()
+            self._arenas.clear()
             self._segments.clear()
             self._free.clear()
+            self._books.clear()
             self._readers.clear()
-            self._current = -1
+            self._current = None
             self._reserved = 0

@@ -52,19 +52,19 @@ class Timers:
             self._cancelled -= 1
         return self._heap[0][0] if self._heap else None
 
-    def fire(self, now: float) -> int:
-        """Run everything due; how many there were. Timers added meanwhile wait for the next turn."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            timer = heapq.heappop(self._heap)[2]
-            if timer.callback is None:
-                self._cancelled -= 1
-            else:
-                due.append(timer)
+    def fire(self, now: float, limit: int | None = None) -> int:
+        """Run what is due, `limit` of them at most; how many there were. Timers added meanwhile wait for the next turn.
+
+        Each leaves the heap only to run: one that raises, or that waits and so turns the reactor deeper, keeps no other from
+        firing.
+        """
+        newest = next(self._sequence)
+        heap = self._heap
         fired = 0
-        for timer in due:
+        while heap and heap[0][0] <= now and heap[0][1] < newest and fired != limit:
+            timer = heapq.heappop(heap)[2]
             callback = timer.callback
-            if callback is None:  # cancelled by one that fired just before it
+            if callback is None:
                 self._cancelled -= 1
                 continue
             timer.callback = None
@@ -75,6 +75,6 @@ class Timers:
     def _note_cancelled(self) -> None:
         self._cancelled += 1
         if self._cancelled > 32 and self._cancelled * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].callback is not None]
+            self._heap[:] = [entry for entry in self._heap if entry[2].callback is not None]  # in place: fire() may look at it
             heapq.heapify(self._heap)
             self._cancelled = 0

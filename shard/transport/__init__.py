@@ -24,13 +24,14 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
+from shard.identity import PeerIdentity
 from shard.limits import Limits
 from shard.reactor import Reactor
 
@@ -63,6 +64,7 @@ class Connection(ABC, Generic[Item]):
         self.peer = peer
         self.limits = limits
         self.peer_incarnation = 0
+        self.peer_identity = PeerIdentity()
         self.reactor: Reactor | None = None
         self.on_message: OnMessage = _ignore_message
         self.on_close: Callable[[Any, ShardError], None] = _ignore_close
@@ -205,17 +207,27 @@ class Listener(ABC):
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one connection so far: what was written to its ring or socket, and arrays lent or borrowed in place."""
+    """One connection, or several, so far."""
 
-    bytes_sent: int
-    bytes_received: int
+    bytes_sent: int = 0  # written to its ring or socket, and arrays lent in place
+    bytes_received: int = 0
+    records_received: int = 0  # of a ring; other transports have none
+    full_waits: int = 0  # records that found their ring full
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_received + other.bytes_received,
+            self.records_received + other.records_received,
+            self.full_waits + other.full_waits,
+        )
 
 
 @dataclass(frozen=True)
 class Node:
     """What all connections of one process share."""
 
-    secret: bytes  # b"": none
+    secret: bytes = field(repr=False)  # b"": none
     incarnation: int
     limits: Limits
 

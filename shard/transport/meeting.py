@@ -1,22 +1,37 @@
 """Two processes meet on a stream socket and run the handshake: blocking where we called, step by step where we were called.
 
-Both tcp and shm meet like this; what follows on the socket is theirs.
+Both tcp and shm meet like this; what follows on the socket is theirs. What a stranger can make us do is bounded:
+
+    time          limits.handshake_s from accept() to the proof, however slowly or quickly it sends
+    number        limits.handshakes_max at a time, limits.handshakes_per_host_max from one address; more are hung up on
+    bytes         80 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
+    descriptors   its socket, and one that comes with its proof; when the process has none left, those who knock are hung up on
+    log           refusals.LINES_PER_WINDOW lines a window
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import secrets
+import select
 import socket
+import struct
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
-from shard.handshake import ACCEPTED, REFUSED, Acceptor, Connector
+from shard.handshake import ACCEPTED, TLS_ALERT, TLS_MISSING_TEXT, Acceptor, Connector
+from shard.identity import JOB_SECRET, PeerIdentity
 from shard.reactor import Reactor
 from shard.timers import Timer
 from shard.transport import Node
+from shard.transport.refusals import RefusalLog
+from shard.transport.tls import Tls, TlsSocket
 
 logger = logging.getLogger("shard")
 NONCE_BYTES = 32
@@ -28,116 +43,183 @@ ACCEPTS_PER_TURN = 16
 ACCEPT_PAUSE_S = 0.1
 
 
-def receive_exactly(sock: socket.socket, count: int) -> bytes:
-    """`count` bytes from a blocking socket. Raises PeerLostError, TimeoutError."""
+def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """`count` bytes from a blocking socket, until time.monotonic() says `deadline`. Raises PeerLostError, TimeoutError, and
+    AuthenticationError when the peer turns out to speak TLS."""
     received = b""
     while len(received) < count:
-        data = sock.recv(count - len(received))
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        sock.settimeout(left_s)
+        try:
+            data = sock.recv(count - len(received))
+        except BlockingIOError:  # of TLS: part of a record came
+            continue
+        except ConnectionError:
+            data = b""
         if not data:
+            if received.startswith(TLS_ALERT):
+                raise AuthenticationError(TLS_MISSING_TEXT)
             raise PeerLostError("the peer hung up during the handshake")
         received += data
     return received
 
 
+def _say(sock: socket.socket, data: bytes) -> None:
+    """Send it. That the peer has hung up is no error yet: why it did may be there to be read."""
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(data)
+
+
 def meet(
-    sock: socket.socket, address: str, node: Node, kind: int, timeout_s: float, send_proof: Callable[[bytes], None] | None = None
+    sock: socket.socket,
+    address: str,
+    node: Node,
+    kind: int,
+    timeout_s: float,
+    send_proof: Callable[[bytes], None] | None = None,
+    binding: bytes = b"",
 ) -> int:
     """Run the connector's side on a connected socket; the peer's incarnation. Leaves the socket non-blocking.
 
-    `send_proof(proof)` sends the proof itself when something has to go with it.
+    `send_proof(proof)` sends the proof itself when something has to go with it; `binding` is that of the TLS channel, if any.
     """
     deadline = time.monotonic() + timeout_s
-    exchange = Connector(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES))
+    exchange = Connector(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding)
     try:
         sock.settimeout(timeout_s)
-        sock.sendall(exchange.start())
+        _say(sock, exchange.start())
         while exchange.wanted:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            answer = exchange.feed(receive_exactly(sock, exchange.wanted))
+            answer = exchange.feed(receive_exactly(sock, exchange.wanted, deadline))
             if answer and send_proof is not None:
                 send_proof(answer)
             elif answer:
-                sock.sendall(answer)
+                _say(sock, answer)
     except TimeoutError as error:
         raise UnreachableError(
-            f"{address} did not finish the handshake within {timeout_s} s: it hangs, or is no prpc peer"
+            f"{address} did not finish the handshake within {timeout_s:.3g} s: it hangs, or is no prpc peer"
         ) from error
     except (ConnectionError, PeerLostError) as error:
-        raise UnreachableError(f"{address} hung up during the handshake: too many connections there, or no prpc peer") from error
+        raise UnreachableError(
+            f"{address} hung up during the handshake: too many connections there, or no prpc peer; its log says which"
+        ) from error
     sock.setblocking(False)
     return exchange.peer_incarnation
 
 
-class Greeting:
-    """The acceptor's side of one socket that was just accepted. Ends in done(socket, incarnation, fds), or in a log line.
+def identity_of(sock: socket.socket, node: Node) -> PeerIdentity:
+    """What the peer has proved, once the handshake is over."""
+    return PeerIdentity(
+        subjects=sock.subjects() if isinstance(sock, TlsSocket) else (),
+        secret=JOB_SECRET if node.secret else "",
+        same_user=sock.family == socket.AF_UNIX and _uid_of(sock) == os.getuid(),
+    )
 
-    Owned by its listener; cut after limits.handshake_s.
+
+def _uid_of(sock: socket.socket) -> int:
+    """Of the process at the other end of a Unix socket, as the kernel noted it when they connected."""
+    uid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    return uid
+
+
+class Greeting:
+    """The acceptor's side of one socket that was just accepted. Ends in done(self, fds), or in a line of the log.
+
+    Owned by its Door; cut after limits.handshake_s. Raises OSError when the peer is gone already.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        peer: str,
-        node: Node,
-        kind: int,
-        reactor: Reactor,
-        done: Callable[[Greeting, list[int]], None],
-        gone: Callable[[Greeting], None],
-    ) -> None:
-        self.sock = sock
+    def __init__(self, door: Door, sock: socket.socket, peer: str, host: str) -> None:
         self.peer = peer
-        self._reactor = reactor
-        self._done = done
-        self._gone = gone
-        self._exchange = Acceptor(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES))
+        self.host = host
+        self._door = door
+        self._node = door.node
+        self._reactor = door.reactor
+        self._exchange: Acceptor | None = None  # None: the TLS handshake is under way
         self._received = b""
         self._fds: list[int] = []
         sock.setblocking(False)
+        self.sock: socket.socket = sock if door.tls is None else door.tls.accept(sock)
+        if door.tls is None:
+            self._begin(b"")
+        limit_s = self._node.limits.handshake_s
+        self._timer = self._reactor.call_later(limit_s, lambda: self.fail(f"did not finish the handshake within {limit_s:.3g} s"))
+        self._reactor.watch(self.sock.fileno(), self._on_ready)
+
+    def _begin(self, binding: bytes) -> None:
+        node = self._node
+        self._exchange = Acceptor(node.secret, self._door.kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding)
         self._exchange.start()
-        self._timer = reactor.call_later(
-            node.limits.handshake_s, lambda: self._fail(f"did not finish the handshake within {node.limits.handshake_s} s")
-        )
-        reactor.watch(sock.fileno(), self._readable)
 
     @property
     def peer_incarnation(self) -> int:
         """Of the peer, once it is done."""
+        assert self._exchange is not None
         return self._exchange.peer_incarnation
 
-    def _readable(self, events: int) -> None:
+    @property
+    def peer_identity(self) -> PeerIdentity:
+        """What the peer has proved, once it is done."""
+        return identity_of(self.sock, self._node)
+
+    def _on_ready(self, events: int) -> None:
         try:
-            if self.sock.family == socket.AF_UNIX:
-                data, fds, _, _ = socket.recv_fds(self.sock, self._exchange.wanted - len(self._received), PROOF_FDS_MAX)
-                self._fds += fds
-            else:
-                data = self.sock.recv(self._exchange.wanted - len(self._received))
-            if not data:
-                self._fail("hung up during the handshake")
+            if self._exchange is None and not self._shake():
                 return
-            self._received += data
-            if len(self._received) < self._exchange.wanted:
-                return
-            data, self._received = self._received, b""
-            answer = self._exchange.feed(data)
-            if answer:
-                self.sock.send(answer)  # 80 bytes into an empty socket buffer: whole, or the peer is broken
-                return
+            done = self._receive()
         except BlockingIOError:
             return
-        except AuthenticationError as error:
-            with contextlib.suppress(OSError):
-                self.sock.send(REFUSED)
-            self._fail(str(error))
+        except (OSError, AuthenticationError, RemoteProtocolError) as error:
+            if self._exchange is not None and self._exchange.farewell:
+                with contextlib.suppress(OSError):
+                    self.sock.send(self._exchange.farewell)
+            self.fail(str(error))
             return
-        except (OSError, RemoteProtocolError) as error:
-            self._fail(str(error))
-            return
+        if done:
+            self._finish()
+
+    def _shake(self) -> bool:
+        """One step of the TLS handshake; whether it was the last."""
+        sock = self.sock
+        assert isinstance(sock, TlsSocket)
+        event = sock.shake()
+        self._reactor.watch(sock.fileno(), self._on_ready, event or select.EPOLLIN)
+        if event:
+            return False
+        self._begin(sock.binding())
+        return True
+
+    def _receive(self) -> bool:
+        """What has come of the exchange; whether it is over. Raises BlockingIOError, and what _on_ready() names."""
+        exchange = self._exchange
+        assert exchange is not None
+        missing = exchange.wanted - len(self._received)
+        if self.sock.family == socket.AF_UNIX:
+            data, fds, _, _ = socket.recv_fds(self.sock, missing, PROOF_FDS_MAX)
+            self._fds += fds
+            if len(self._fds) > PROOF_FDS_MAX:
+                raise RemoteProtocolError(f"the peer sent {len(self._fds)} descriptors, at most {PROOF_FDS_MAX} allowed")
+        else:
+            data = self.sock.recv(missing)
+        if not data:
+            raise RemoteProtocolError("hung up during the handshake")
+        self._received += data
+        if len(self._received) < exchange.wanted:
+            return False
+        data, self._received = self._received, b""
+        answer = exchange.feed(data)
+        if answer:
+            self.sock.send(answer)  # 80 bytes into an empty socket buffer: whole, or the peer is broken
+            return False
+        return True
+
+    def _finish(self) -> None:
         self._let_go()
         try:
-            self._done(self, self._fds)
+            self._door.done(self, self._fds)
             self._fds = []
         except (OSError, ShardError) as error:
-            logger.warning("refused %s: %s", self.peer, error)
+            self._door.refuse(self.peer, str(error))
             self.close()
 
     def accepted(self) -> None:
@@ -147,39 +229,67 @@ class Greeting:
     def _let_go(self) -> None:
         self._timer.cancel()
         self._reactor.unwatch(self.sock.fileno())
-        self._gone(self)
+        self._door.forget(self)
 
-    def _fail(self, why: str) -> None:
-        logger.warning("refused %s: %s", self.peer, why)
+    def fail(self, why: str) -> None:
+        """Hang up, and log why."""
+        self._door.refuse(self.peer, why)
         self._let_go()
         self.close()
 
     def close(self) -> None:
         """Hang up."""
-        socket_fds, self._fds = self._fds, []
-        for fd in socket_fds:
-            socket.close(fd)
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)
         self.sock.close()
 
 
+@dataclass(frozen=True)
+class DoorStatistics:
+    """Who came to one listening socket, since it was made."""
+
+    greetings: int  # are proving themselves now
+    accepted: int  # proved the secret
+    refused: int  # proved nothing, broke the protocol, or were too slow
+    too_many: int  # hung up on at once: handshakes_max or handshakes_per_host_max were there
+    shed: int  # hung up on because the process had no descriptor left
+
+
 class Door:
-    """A listening socket and the greetings under way. Owned by a listener."""
+    """A listening socket and the greetings under way. Owned by a listener, which gets done(greeting, descriptors).
+
+    The spare descriptor: with none left accept() fails, and those who knock would wait for nothing. Given up for a moment, it
+    is what they are accepted with, and hung up on.
+    """
 
     def __init__(
-        self, sock: socket.socket, node: Node, kind: int, reactor: Reactor, done: Callable[[Greeting, list[int]], None]
+        self,
+        sock: socket.socket,
+        node: Node,
+        kind: int,
+        reactor: Reactor,
+        done: Callable[[Greeting, list[int]], None],
+        tls: Tls | None = None,
     ) -> None:
+        self.node = node
+        self.kind = kind
+        self.reactor = reactor
+        self.tls = tls
         self._sock = sock
-        self._node = node
-        self._kind = kind
-        self._reactor = reactor
         self._done = done
         self._greetings: set[Greeting] = set()
-        sock.setblocking(False)
+        self._per_host: Counter[str] = Counter()
+        self._log = RefusalLog(logger)
+        self._accepted = self._refused = self._too_many = self._shed = 0
+        self._out_of_descriptors = False
+        self._spare = _spare_descriptor()
         self._pause: Timer | None = None
+        sock.setblocking(False)
         self._watch()
 
     def _watch(self) -> None:
-        self._reactor.watch(self._sock.fileno(), self._acceptable)
+        self.reactor.watch(self._sock.fileno(), self._acceptable)
 
     def _acceptable(self, events: int) -> None:
         for _ in range(ACCEPTS_PER_TURN):  # level-triggered: the rest comes next turn
@@ -187,22 +297,92 @@ class Door:
                 sock, address = self._sock.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors, most likely: it would be readable, and fail, every turn
-                logger.warning("cannot accept a connection, trying again in %s s: %s", ACCEPT_PAUSE_S, error)
-                self._reactor.unwatch(self._sock.fileno())
-                self._pause = self._reactor.call_later(ACCEPT_PAUSE_S, self._watch)
-                return
-            if len(self._greetings) >= self._node.limits.handshakes_max:
-                sock.close()
+            except ConnectionAbortedError:  # it gave up while it waited
                 continue
-            peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a local process"
-            self._greetings.add(Greeting(sock, peer, self._node, self._kind, self._reactor, self._done, self._greetings.discard))
+            except OSError as error:
+                self._cannot_accept(error)
+                return
+            if self._out_of_descriptors:
+                self._out_of_descriptors = False
+                logger.warning("accepting connections again: %d were hung up on for want of descriptors so far", self._shed)
+            self._greet(sock, address)
+
+    def _greet(self, sock: socket.socket, address: object) -> None:
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        peer = f"{host}:{address[1]}" if isinstance(address, tuple) else "a local process"
+        limits = self.node.limits
+        if len(self._greetings) >= limits.handshakes_max or (host and self._per_host[host] >= limits.handshakes_per_host_max):
+            self._too_many += 1
+            sock.close()
+            return
+        try:
+            if sock.family == socket.AF_UNIX and _uid_of(sock) != os.getuid():
+                raise AuthenticationError(f"belongs to user {_uid_of(sock)}, this process to {os.getuid()}")
+            greeting = Greeting(self, sock, peer, host)
+        except (OSError, AuthenticationError) as error:
+            self.refuse(peer, str(error))
+            sock.close()
+            return
+        self._greetings.add(greeting)
+        self._per_host[host] += 1
+
+    def _cannot_accept(self, error: OSError) -> None:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            self._log.write(self.reactor.clock(), f"cannot accept a connection, trying again in {ACCEPT_PAUSE_S} s: {error}")
+        elif not self._out_of_descriptors:
+            self._out_of_descriptors = True
+            logger.warning("no descriptors left: hanging up on who connects; raise `ulimit -n`, or lower limits.connections_max")
+        if self._spare >= 0:
+            os.close(self._spare)
+            for _ in range(ACCEPTS_PER_TURN):
+                try:
+                    sock, _ = self._sock.accept()
+                except OSError:  # nobody waits any more, or another thread took the descriptor
+                    break
+                sock.close()
+                self._shed += 1
+        self._spare = _spare_descriptor()
+        # The socket is readable, and accepting fails, in every turn until then.
+        self.reactor.unwatch(self._sock.fileno())
+        self._pause = self.reactor.call_later(ACCEPT_PAUSE_S, self._watch)
+
+    def done(self, greeting: Greeting, fds: list[int]) -> None:
+        """Hand over to the listener. Raises what it raises."""
+        self._done(greeting, fds)
+        self._accepted += 1
+
+    def refuse(self, peer: str, why: str) -> None:
+        """Count it, and log it if there were not too many."""
+        self._refused += 1
+        self._log.write(self.reactor.clock(), f"refused {peer}: {why}")
+
+    def forget(self, greeting: Greeting) -> None:
+        """It is over, one way or the other."""
+        self._greetings.discard(greeting)
+        self._per_host[greeting.host] -= 1
+        if not self._per_host[greeting.host]:
+            del self._per_host[greeting.host]
+
+    def statistics(self) -> DoorStatistics:
+        """A snapshot."""
+        return DoorStatistics(len(self._greetings), self._accepted, self._refused, self._too_many, self._shed)
 
     def close(self) -> None:
         """Stop listening and hang up on greetings under way."""
         if self._pause is not None:
             self._pause.cancel()
-        self._reactor.unwatch(self._sock.fileno())
+        self.reactor.unwatch(self._sock.fileno())
         self._sock.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
         for greeting in list(self._greetings):
-            greeting._fail("the listener closed")
+            greeting.fail("the listener closed")
+
+
+def _spare_descriptor() -> int:
+    """One to give up in need; -1 when there is none."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1

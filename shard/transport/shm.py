@@ -18,7 +18,7 @@ from shard.reactor import Reactor
 from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport
-from shard.transport.meeting import Door, Greeting, meet
+from shard.transport.meeting import Door, Greeting, identity_of, meet
 from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
 
 KIND = 2  # in the handshake
@@ -43,14 +43,13 @@ class ShmListener(Listener):
         self._door = Door(sock, node, KIND, reactor, self._greeted)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
-        pid, uid, _ = struct.unpack("3i", greeting.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.getuid():
-            raise AuthenticationError(f"process {pid} belongs to user {uid}, this one to {os.getuid()}")
+        pid = struct.unpack("3i", greeting.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         if len(fds) != 1:
             raise RemoteProtocolError("the peer handed over no segment")
         segment = Segment.attach(fds[0])
         connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", self._node.limits, self._slab)
         connection.peer_incarnation = greeting.peer_incarnation
+        connection.peer_identity = greeting.peer_identity
         greeting.accepted()
         connection.attach(self._reactor)
         self._accept(connection)
@@ -124,6 +123,7 @@ class ShmTransport(Transport):
             segment.close()
             raise
         connection.peer_incarnation = incarnation
+        connection.peer_identity = identity_of(sock, self._node)
         return connection
 
 

@@ -1,12 +1,7 @@
 """Messages between two processes of one host: two rings for the messages, a Unix socket, and blocks by reference.
 
 How the two came by socket and segment is not told here: shm.py meets strangers, group.py hands them to its children. The
-socket is the doorbell: a byte wakes a peer that sleeps, a descriptor of a slab segment goes before the first message that
-refers to it, and the socket's end is the peer's death, seen at once.
-
-    socket   0x00                           ring: look at your ring
-             0x47                           goodbye: the sender has closed; arrays lent either way may still be read
-             0x53 and a number (4 bytes)    segment: comes with the descriptor of the sender's slab segment of that number
+socket is the doorbell, carries the descriptors of slab segments, and its end is the peer's death (notes.py).
 
     segment  offset 0                       ring from the connector to the acceptor
              DATA_OFFSET + capacity         ring the other way
@@ -24,10 +19,8 @@ the slab as they are, others after one copy into a recycled block. A body too la
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -53,6 +46,7 @@ from shard.ring import (
 from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport import Buffer, Connection, Traffic
+from shard.transport.notes import SEGMENT, Notes
 
 MESSAGE, RETURN = 1, 2
 PREFIX = struct.Struct("<II")
@@ -60,9 +54,6 @@ DESCRIPTOR = struct.Struct("<QQQII")
 assert (PREFIX.size, DESCRIPTOR.size) == (8, 32)  # the table above
 LEASE = struct.Struct("<Q")
 
-DOORBELL, GOODBYE = b"\0", b"\x47"
-SEGMENT_MARK = 0x53
-SEGMENT_NOTE = struct.Struct("<BI")
 
 # Two copies of this many bytes cost about what lending a block does (2-3 us).
 INLINE_BYTES_MAX = 16 << 10
@@ -72,8 +63,6 @@ RECORDS_PER_TURN = 64
 
 # With messages waiting for room in a full ring we do not sleep for long: nobody rings when there is room again.
 FULL_RING_PARK_S = 0.001
-# A peer that does not read its socket for so long while we hand it a segment is taken for dead.
-SEGMENT_NOTE_TIMEOUT_MS = 2000
 
 
 class Record(NamedTuple):
@@ -90,29 +79,34 @@ class ShmConnection(Connection[Record]):
     transport = "shm"
 
     def __init__(
-        self, sock: socket.socket, outgoing: memoryview, incoming: memoryview, peer: str, limits: Limits, slab: Slab
+        self,
+        sock: socket.socket,
+        outgoing: memoryview,
+        incoming: memoryview,
+        peer: str,
+        limits: Limits,
+        slab: Slab,
+        incarnation: int | None = None,
     ) -> None:
         super().__init__(peer, limits)
-        sock.setblocking(False)
-        self._socket = sock
+        self.notes = Notes(sock, peer, self._on_segment, self._on_dropped)
         self._slab = slab
-        self._producer = RingProducer(outgoing)
-        self._consumer = RingConsumer(incoming)
+        self._producer = RingProducer(outgoing, peer, incarnation)
+        self._consumer = RingConsumer(incoming, peer, incarnation)
         self._poll_ring = self._consumer.poll
         self._tagged = self._on_tagged  # bound once: the hot path makes no method objects
         self._incoming_words = incoming.cast("Q")
         self._outgoing_words = outgoing.cast("Q")
         self._record_bytes_max = (len(outgoing) - DATA_OFFSET) // RECORD_PART_OF_RING - RECORD_HEADER_BYTES
         self._short_bytes_max = min(self._record_bytes_max, limits.body_bytes_max)
-        self._lendings = Lendings(slab)
-        self._borrowings = Borrowings(Line(sock))
+        self._lendings = Lendings(slab, peer)
+        self._borrowings = Borrowings(Line(sock), peer, slab.clock)
         self._returned = self._borrowings.returned
         self._segments_told: set[int] = set()
+        self._drops_seen = 0  # of the slab's segments
         self._segments: dict[int, Segment] = {}  # of the peer's slab, by its number
-        self._notes = bytearray()  # read from the socket, not yet understood
-        self._note_fds: deque[int] = deque()
-        self._said_goodbye = False
         self._bytes_borrowed = 0  # in all
+        self._records_received = 0
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -164,7 +158,7 @@ class ShmConnection(Connection[Record]):
                 descriptors.append(self._lend(np.frombuffer(body, np.uint8), len(body), leases))
         except BaseException:
             for lease in leases:
-                self._lendings.take_back(lease)
+                self._lendings.undo(lease)
             raise
         prefix = PREFIX.pack(len(blocks), len(body))
         payload = b"".join([prefix, *descriptors, body if inline_body else b"", *inline])
@@ -175,32 +169,41 @@ class ShmConnection(Connection[Record]):
         found = self._slab.block_of(block)
         if found is not None:
             place, offset = found
-            self._slab.lend(place)
+            lease = self._lendings.lend(place, nbytes)
         else:
             place = self._slab.allocate(nbytes)
             offset = place.offset
-            np.copyto(np.frombuffer(self._slab.memory(place, nbytes), np.uint8), block)
-        lease = self._lendings.lend(place, nbytes)
+            try:
+                np.copyto(np.frombuffer(self._slab.memory(place, nbytes), np.uint8), block)
+            except BaseException:
+                self._slab.release(place)
+                raise
+            # failpoint: slab.after_copy
+            lease = self._lendings.pass_on(place, nbytes)
         leases.append(lease)
         if place.segment not in self._segments_told:
             self._tell_segment(place.segment)
+        if self._drops_seen != self._slab.segments_dropped:
+            self._tell_drops()
         return DESCRIPTOR.pack(nbytes, offset, lease, place.segment, 0)
 
     def _tell_segment(self, number: int) -> None:
-        note = SEGMENT_NOTE.pack(SEGMENT_MARK, number)
-        fd = self._slab.segment(number).fd
-        while True:
-            try:
-                socket.send_fds(self._socket, [note], [fd])
-                break
-            except BlockingIOError as error:
-                poller = select.poll()
-                poller.register(self._socket, select.POLLOUT)
-                if not poller.poll(SEGMENT_NOTE_TIMEOUT_MS):
-                    raise PeerLostError(f"{self.peer} does not read its socket") from error
-            except OSError as error:
-                raise PeerLostError(f"{self.peer} was lost: {error.strerror}") from error
+        fd = self._slab.segment(number).read_only_fd()  # a peer reads our blocks and writes its own
+        try:
+            self.notes.hand_over(SEGMENT, number, [fd])
+        finally:
+            os.close(fd)
+        # failpoint: connection.segment_told
         self._segments_told.add(number)
+
+    def _tell_drops(self) -> None:
+        """Segments that the slab gave back need not stay mapped over there. What finds no room is told with a later lease."""
+        seen = self._slab.segments_dropped
+        for number in self._segments_told - self._slab.segment_numbers():
+            if not self.notes.tell_dropped(number):
+                return
+            self._segments_told.discard(number)
+        self._drops_seen = seen
 
     def _write(self, item: Record) -> bool:
         if not self._producer.try_write(item.payload, item.tag):
@@ -211,22 +214,27 @@ class ShmConnection(Connection[Record]):
 
     def _discard(self, item: Record) -> None:
         for lease in item.leases:
-            self._lendings.take_back(lease)
+            self._lendings.undo(lease)
 
     def traffic(self) -> Traffic:
-        return Traffic(self._producer.bytes_written + self._lendings.bytes_lent, self._consumer.head + self._bytes_borrowed)
+        producer = self._producer
+        return Traffic(
+            producer.bytes_written + self._lendings.bytes_lent,
+            self._consumer.head + self._bytes_borrowed,
+            self._records_received,
+            producer.full_count,
+        )
+
+    @property
+    def leases_held(self) -> int:
+        """Blocks of the peer that arrays of ours still show."""
+        return len(self._borrowings.held_since) if self.error is None else 0
 
     def _ring_doorbell(self) -> None:
         if self._producer.take_sleeping():
-            self._tell(DOORBELL)
-
-    def _tell(self, note: bytes) -> None:
-        try:
-            self._socket.send(note)
-        except BlockingIOError:
-            return  # so full that the peer has been told to look already
-        except OSError:
-            return  # gone: our own end of the socket says so to the reactor, which closes with the reason
+            # failpoint: connection.before_doorbell
+            self.notes.ring()
+            # failpoint: connection.after_doorbell
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
@@ -235,6 +243,7 @@ class ShmConnection(Connection[Record]):
         try:
             if self._incoming_words[TAIL_WORD] != self._consumer.head:
                 work = self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged)
+                self._records_received += work
                 if work < RECORDS_PER_TURN:
                     return work
             else:
@@ -245,7 +254,8 @@ class ShmConnection(Connection[Record]):
                 work += self._give_back()
             return work
         except ShardError as error:
-            self.close(type(error)(f"{self.peer}: {error}"))
+            named = error if error is self._consumer.broken else type(error)(f"{self.peer}: {error}")
+            self.close(named)
             return 1
 
     def _on_tagged(self, payload: memoryview, tag: int) -> None:
@@ -292,8 +302,8 @@ class ShmConnection(Connection[Record]):
             return block
         segment = self._segments.get(number)
         if segment is None:
-            self._read_socket()
-            segment = self._segments.get(number)
+            while segment is None and self.notes.read():
+                segment = self._segments.get(number)
             if segment is None:
                 raise RemoteProtocolError(f"array in segment {number}, which was never handed over")
         if offset + nbytes > segment.size_bytes:
@@ -308,11 +318,13 @@ class ShmConnection(Connection[Record]):
         try:
             returned = self._returned
             leases = [returned.popleft() for _ in range(min(len(returned), self._record_bytes_max // LEASE.size))]
+            # failpoint: lease.before_return
             if not self._producer.try_write(struct.pack(f"<{len(leases)}Q", *leases), RETURN):
                 returned.extendleft(reversed(leases))
                 return 0
         finally:
             self._writing.release()
+        # failpoint: lease.after_return
         if self._outgoing_words[SLEEPING_WORD]:
             self._ring_doorbell()
         return 1
@@ -321,54 +333,25 @@ class ShmConnection(Connection[Record]):
 
     def _on_socket(self, events: int) -> None:
         try:
-            alive = self._read_socket()
-            reason: str | None = "it closed the connection" if self._said_goodbye else "it died or hung up"
-        except OSError as error:
-            alive, reason = False, error.strerror
+            self.notes.read()
         except RemoteProtocolError as error:
             self.close(error)
             return
-        if not alive:
-            self._take_in_the_rest(PeerLostError(f"{self.peer} was lost: {reason}"))
-        elif self._said_goodbye:
+        if self.notes.said_goodbye:
             self._take_in_the_rest(PeerLostError(f"{self.peer} closed the connection"))
+        elif self.notes.ended:
+            self._take_in_the_rest(PeerLostError(f"{self.peer} was lost: it died or hung up"))
 
-    def _read_socket(self) -> bool:
-        """Take in doorbells and segments; False at the socket's end."""
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._socket, 4096, 16)
-            except BlockingIOError:
-                return True
-            self._note_fds.extend(fds)
-            if not data:
-                return False
-            self._notes += data
-            self._understand_notes()
+    def _on_segment(self, number: int, fd: int) -> None:
+        try:
+            segment = Segment.attach(fd, writable=False)
+        finally:
+            os.close(fd)
+        segment.fd = -1  # the mapping holds one of its own
+        self._segments[number] = segment
 
-    def _understand_notes(self) -> None:
-        notes = self._notes
-        at = 0
-        while at < len(notes):
-            if notes[at] == DOORBELL[0]:
-                at += 1
-            elif notes[at] == GOODBYE[0]:
-                self._said_goodbye = True
-                at += 1
-            elif notes[at] != SEGMENT_MARK:
-                raise RemoteProtocolError(f"byte {notes[at]:#x} on the doorbell socket")
-            elif at + SEGMENT_NOTE.size > len(notes):
-                break
-            else:
-                _, number = SEGMENT_NOTE.unpack_from(notes, at)
-                at += SEGMENT_NOTE.size
-                if not self._note_fds:
-                    raise RemoteProtocolError(f"segment {number} came without its descriptor")
-                segment = Segment.attach(self._note_fds.popleft())
-                os.close(segment.fd)
-                segment.fd = -1  # the mapping holds one of its own
-                self._segments[number] = segment
-        del notes[:at]
+    def _on_dropped(self, number: int) -> None:
+        self._segments.pop(number, None)
 
     def _take_in_the_rest(self, error: PeerLostError) -> None:
         """The peer writes no more: what it wrote counts, then the connection ends."""
@@ -385,7 +368,7 @@ class ShmConnection(Connection[Record]):
         self.reactor = reactor
         self._borrowings.wake_if_parked = lambda: reactor.wake() if reactor.parked else None
         reactor.add_source(self)
-        reactor.watch(self._socket.fileno(), self._on_socket)
+        reactor.watch(self.notes.fileno(), self._on_socket)
 
     def prepare_sleep(self, sleeping: bool) -> float:
         """Set or clear our wish to be rung."""
@@ -403,28 +386,33 @@ class ShmConnection(Connection[Record]):
         self._consumer.skip_all()  # a poll() of ours that we are in hands out nothing more
         if self.reactor is not None:
             self.reactor.remove_source(self)
-            self.reactor.unwatch(self._socket.fileno())
+            self.reactor.unwatch(self.notes.fileno())
         if not isinstance(self.error, PeerLostError):
-            self._tell(GOODBYE)
+            # failpoint: connection.before_goodbye
+            self.notes.say_goodbye()
         self._borrowings.wake_if_parked = _nothing
         self._lendings.hand_over(self._borrowings.line)
         # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our half of it ends now.
         del self._borrowings
         # Whoever keeps this object keeps neither the rings nor the peer's segments mapped.
         self._producer = self._consumer = _NoRing(  # type: ignore[assignment]
-            self._producer.bytes_written, self._consumer.head
+            self._producer.bytes_written, self._consumer.head, self._producer.full_count
         )
         self._poll_ring = self._consumer.poll
         self._outgoing_words = self._incoming_words = _NO_WORDS
         self._segments.clear()
+        self.notes.close()
 
 
 class _NoRing:
     """What is left of both rings after the end, for a send() or poll() that was under way then: takes all, gives none."""
 
-    def __init__(self, bytes_written: int, head: int) -> None:
+    broken = None
+
+    def __init__(self, bytes_written: int, head: int, full_count: int) -> None:
         self.bytes_written = bytes_written
         self.head = head
+        self.full_count = full_count
 
     def try_write(self, payload: Buffer, tag: int = 0) -> bool:
         return True
@@ -443,24 +431,32 @@ def _nothing() -> None:
     """No reactor waits for returned leases any more."""
 
 
-def make_rings(capacity_bytes: int) -> Segment:
+def make_rings(capacity_bytes: int, incarnation: int = 0) -> Segment:
     """A segment laid out as the table above says."""
     capacity = capacity_for(capacity_bytes)
     size = DATA_OFFSET + capacity
     segment = Segment.create(2 * size)
-    format_ring(segment.memory[:size], capacity)
-    format_ring(segment.memory[size:], capacity)
+    format_ring(segment.memory[:size], capacity, incarnation)
+    format_ring(segment.memory[size:], capacity, incarnation)
     return segment
 
 
 def connection_over(
-    sock: socket.socket, segment: Segment, is_connector: bool, peer: str, limits: Limits, slab: Slab
+    sock: socket.socket,
+    segment: Segment,
+    is_connector: bool,
+    peer: str,
+    limits: Limits,
+    slab: Slab,
+    incarnation: int | None = None,
 ) -> ShmConnection:
-    """A connection on a segment made by make_rings(), ours or handed over; the segment object is used up."""
+    """A connection on a segment made by make_rings(), ours or handed over; the segment object is used up.
+
+    Raises RemoteProtocolError when the segment holds no such rings, or those of another incarnation than asked for."""
     half = segment.size_bytes // 2
     memory = segment.memory
     first, second = memory[:half], memory[half : 2 * half]
     outgoing, incoming = (first, second) if is_connector else (second, first)
-    connection = ShmConnection(sock, outgoing, incoming, peer, limits, slab)
+    connection = ShmConnection(sock, outgoing, incoming, peer, limits, slab, incarnation)
     segment.close()
     return connection

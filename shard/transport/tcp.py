@@ -3,6 +3,9 @@
 A message leaves by one sendmsg of header, body and blocks, without joining them. What the kernel does not take stays with
 the connection and goes on when the socket is writable; no other message overtakes it. Blocks are received straight into the
 slab's recycled memory when they are large, so nothing is copied between the kernel and the handler's arrays.
+
+With TLS (tls.py) the same frames go through a TlsSocket. It hands out one record at a time and keeps what did not fit, of which
+epoll does not tell: so reading goes on after a full record, and as long as the socket says has_more.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import errno
 import select
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shard.arena import BLOCK_BYTES_MIN
 from shard.errors import (
     AddressInUseError,
     PeerLostError,
@@ -26,9 +31,10 @@ from shard.errors import (
 )
 from shard.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
 from shard.reactor import WARM_TURNS, Reactor
-from shard.slab import BLOCK_BYTES_MIN, Slab
+from shard.slab import Slab
 from shard.transport import Accept, Buffer, Connection, Listener, Node, Traffic, Transport
-from shard.transport.meeting import Door, Greeting, meet
+from shard.transport.meeting import Door, DoorStatistics, Greeting, identity_of, meet
+from shard.transport.tls import RECORD_BYTES, Tls, TlsFiles, TlsSocket
 
 KIND = 1  # in the handshake
 _pack_header = HEADER.pack
@@ -65,7 +71,9 @@ class TcpConnection(Connection[list[memoryview]]):
     def __init__(self, sock: socket.socket, peer: str, node: Node, slab: Slab) -> None:
         super().__init__(peer, node.limits)
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._send_bytes, self._recv_into = sock.send, sock.recv_into  # bound once, for the hot path
+        self._send_parts = sock.sendmsg if self._tls is None else self._tls.send_parts
         self._slab = slab
         self._partial: list[memoryview] = []  # of the message being written: what the kernel has not taken yet
         self._decoder = FrameDecoder(node.limits, self._allocate)
@@ -162,7 +170,7 @@ class TcpConnection(Connection[list[memoryview]]):
         at = 0
         while at < len(parts):
             try:
-                sent = self._sock.sendmsg(parts[at : at + BUFFERS_MAX]) if len(parts) - at > 1 else self._sock.send(parts[at])
+                sent = self._send_parts(parts[at : at + BUFFERS_MAX]) if len(parts) - at > 1 else self._send_bytes(parts[at])
             except BlockingIOError:
                 break
             self._bytes_sent += sent
@@ -245,14 +253,25 @@ class TcpConnection(Connection[list[memoryview]]):
                 if self.error is not None:
                     return
                 frame = decoder.next_frame() if decoder.more else None
-            if count < len(destination):
+            if count < len(destination) and (self._tls is None or (count < RECORD_BYTES and not self._tls.has_more)):
                 return  # the socket is empty, most likely: epoll says when it is not
+        self._read_what_is_decrypted()
+
+    def _read_what_is_decrypted(self) -> None:
+        """Next turn, as epoll does not tell of it."""
+        if self._tls is not None and self._tls.has_more and self.reactor is not None:
+            self.reactor.call_soon(self._go_on_reading)
+
+    def _go_on_reading(self) -> None:
+        if self.error is None:
+            self._on_ready(select.EPOLLIN)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def attach(self, reactor: Reactor) -> None:
         self.reactor = reactor
         self._watch()
+        self._read_what_is_decrypted()
         if self._partial or self._outbox:
             self._want_writable()
 
@@ -267,33 +286,42 @@ class TcpConnection(Connection[list[memoryview]]):
 class TcpListener(Listener):
     """One listening socket."""
 
-    def __init__(self, sock: socket.socket, node: Node, slab: Slab, reactor: Reactor, accept: Accept) -> None:
+    def __init__(self, sock: socket.socket, node: Node, slab: Slab, reactor: Reactor, accept: Accept, tls: Tls | None) -> None:
         self.address = format_address(*sock.getsockname()[:2])
         self._node = node
         self._slab = slab
         self._reactor = reactor
         self._accept = accept
-        self._door = Door(sock, node, KIND, reactor, self._greeted)
+        self._door = Door(sock, node, KIND, reactor, self._greeted, tls)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
         greeting.accepted()
         connection = TcpConnection(greeting.sock, f"tcp://{greeting.peer}", self._node, self._slab)
         connection.peer_incarnation = greeting.peer_incarnation
+        connection.peer_identity = greeting.peer_identity
         connection.attach(self._reactor)
         self._accept(connection)
+
+    def statistics(self) -> DoorStatistics:
+        """Who came, and what became of them."""
+        return self._door.statistics()
 
     def close(self) -> None:
         self._door.close()
 
 
 class TcpTransport(Transport):
-    """TCP for one process: connections receive into `slab`."""
+    """TCP for one process: connections receive into `slab`. With `tls` every connection is encrypted, and none is not.
+
+    Raises ShardError for files of `tls` that cannot be used.
+    """
 
     scheme = "tcp"
 
-    def __init__(self, node: Node, slab: Slab) -> None:
+    def __init__(self, node: Node, slab: Slab, tls: TlsFiles | None = None) -> None:
         self._node = node
         self._slab = slab
+        self._tls = None if tls is None else Tls(tls)
 
     def refusal(self) -> str | None:
         return None
@@ -319,10 +347,11 @@ class TcpTransport(Transport):
                     f"cannot listen at {address}: the port is taken; choose another, or 0 for any free one"
                 ) from error
             raise ShardError(f"cannot listen at {address}: {error.strerror}") from error
-        return TcpListener(sock, self._node, self._slab, reactor, accept)
+        return TcpListener(sock, self._node, self._slab, reactor, accept, self._tls)
 
     def connect(self, address: str, timeout_s: float) -> TcpConnection:
         host, port = parse_address(address)
+        deadline = time.monotonic() + timeout_s
         try:
             sock = socket.create_connection((host, port), timeout_s)
         except TimeoutError as error:
@@ -330,10 +359,16 @@ class TcpTransport(Transport):
         except (OSError, socket.gaierror) as error:
             raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
         try:
-            incarnation = meet(sock, address, self._node, KIND, timeout_s)
+            binding = b""
+            if self._tls is not None:
+                sock = tls = self._tls.connect(sock, address, deadline)
+                binding = tls.binding()
+            left_s = max(0.001, deadline - time.monotonic())  # a socket takes no timeout of 0: that is "do not wait"
+            incarnation = meet(sock, address, self._node, KIND, left_s, binding=binding)
             connection = TcpConnection(sock, f"tcp://{host}:{port}", self._node, self._slab)
         except BaseException:
             sock.close()
             raise
         connection.peer_incarnation = incarnation
+        connection.peer_identity = identity_of(sock, self._node)
         return connection

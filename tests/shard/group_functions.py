@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import socket
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shard import ShardGroup, this_shard
+from shard import BULK, Future, ShardGroup, in_class, this_shard
 
 
 class OddError(Exception):
@@ -26,6 +31,17 @@ class WontLoadError(Exception):
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
+
+
+noted: list[Any] = []  # in this process, by the functions below
+
+
+def note(what: Any) -> None:
+    noted.append(what)
+
+
+def notes() -> list[Any]:
+    return noted
 
 
 def index() -> int:
@@ -116,17 +132,263 @@ def kill_myself() -> None:
 def note_the_end(path: str) -> None:
     """The shard writes the file when it stops."""
 
-    def note() -> None:
+    def end() -> None:
         Path(path).write_text("stopped")
 
-    this_shard().at_stop(note)
+    this_shard().at_stop(end)
+
+
+# -- answers that come later -------------------------------------------------------------------------------------------
+
+
+def double_in_the_next_turn(value: int) -> Future:
+    """A plain function whose result is a future."""
+    doubled = Future()
+    this_shard().reactor.call_soon(partial(doubled.set_result, value * 2))
+    return doubled
+
+
+def hand_on(other: int, value: int) -> Future:
+    """A plain function whose result is that of a call to another shard."""
+    return this_shard().submit_to(other, double, value)
+
+
+async def wait_for_ever(what: str) -> None:
+    note(f"{what} began")
+    try:
+        await Future()
+    finally:
+        note(f"{what} ended")
+
+
+async def end_by_an_error() -> None:
+    try:
+        await Future()
+    finally:
+        raise OddError(3, "raised at the end")
+
+
+async def end_by_an_await() -> None:
+    try:
+        await Future()
+    finally:
+        await Future()
+
+
+async def read_when_written(path: str) -> str:
+    """Waits for the named pipe to be written, and leaves the shard free meanwhile."""
+    written = Future()
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    reactor = this_shard().reactor
+    reactor.watch(fd, lambda _: written.set_result(None))
+    try:
+        await written
+        return os.read(fd, 100).decode()
+    finally:
+        reactor.unwatch(fd)
+        os.close(fd)
+
+
+async def ask_when_written(path: str, other: int, value: int) -> int:
+    await read_when_written(path)
+    doubled = await this_shard().submit_to(other, double, value)
+    assert isinstance(doubled, int)
+    return doubled
+
+
+async def wait_for_a_park() -> None:
+    """Until the shard has slept: it does when it has nothing to do, unless it polls."""
+    reactor = this_shard().reactor
+    while not reactor.parks:
+        await reactor.sleep(0.001)
+
+
+def raise_system_exit() -> NoReturn:
+    sys.exit(3)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    os._exit(code)
+
+
+def raise_homeless() -> NoReturn:
+    """An error whose class no other process can import."""
+    module = ModuleType("only_in_this_shard")
+    module.HomelessError = type("HomelessError", (Exception,), {"__module__": module.__name__})  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    raise module.HomelessError("nobody knows me")
+
+
+# -- bulk work ---------------------------------------------------------------------------------------------------------
+
+
+@in_class(BULK)
+def bulk_step(number: int) -> int:
+    """Takes longer than a turn's slice, so that no turn does two."""
+    sum(range(20_000))
+    note(number)
+    return number
+
+
+@in_class(BULK)
+async def bulk_task(number: int) -> int:
+    note(number)
+    await this_shard().reactor.sleep(0.0)
+    return number
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+def keep(array: NDArray[Any]) -> None:
+    note(array)
+
+
+def kept_values() -> list[float]:
+    return [float(array[0]) for array in noted]
+
+
+def drop_all() -> None:
+    noted.clear()
+
+
+def make_in_slab(count: int, value: float) -> NDArray[np.float64]:
+    array = this_shard().slab.empty((count,), np.float64)
+    array[:] = value
+    note(array)
+    return array
+
+
+def fill(value: float) -> None:
+    """Write into the array made last."""
+    noted[-1][:] = value
+
+
+async def lend_to(other: int, count: int, value: float) -> None:
+    """Make an array and let another shard keep it."""
+    array = make_in_slab(count, value)
+    await this_shard().submit_to(other, keep, array)
+
+
+async def fetch_from(other: int, count: int, value: float) -> NDArray[np.float64]:
+    """An array of another shard, handed on."""
+    array = await this_shard().submit_to(other, make_in_slab, count, value)
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+def leases() -> tuple[int, int]:
+    """(blocks lent to others, bytes in them) of this shard's slab."""
+    statistics = this_shard().slab.statistics()
+    return statistics.leases, statistics.leased_bytes
+
+
+# -- lives -------------------------------------------------------------------------------------------------------------
+
+
+def die_when_restarted(index: int) -> None:
+    if this_shard().index == index and this_shard().incarnation > 1:
+        kill_myself()
+
+
+def fail_when_restarted() -> None:
+    if this_shard().incarnation > 1:
+        raise OddError(4, "no second life")
+
+
+def read_fifo_when_restarted(index: int, path: str) -> None:
+    if this_shard().index == index and this_shard().incarnation == 2:
+        read_fifo(path)
+
+
+async def ask_all(value: int) -> list[int]:
+    """What every other shard makes of the value."""
+    here = this_shard()
+    asked = [here.submit_to(other, double, value) for other in range(here.size) if other != here.index]
+    return [await each for each in asked]
+
+
+def never_return(path: str) -> None:
+    """Says "in", and "asked" once a SIGTERM was handled, and stays."""
+    with Path(path).open("w") as out:
+        handler = signal.getsignal(signal.SIGTERM)
+        out.write("in\n")
+        out.flush()
+        while signal.getsignal(signal.SIGTERM) is handler:
+            os.sched_yield()
+        out.write("asked\n")
+    while True:
+        signal.pause()
+
+
+def hang_up_and_stop() -> None:
+    """The lane to the application ends, and the process stands still: stopped, and not dead."""
+    lane = this_shard()._lanes[-1]
+    socket.socket(fileno=os.dup(lane.connection.notes.fileno())).shutdown(socket.SHUT_RDWR)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# -- state, one a shard ------------------------------------------------------------------------------------------------
+
+
+class Tin:
+    """Something to be sharded."""
+
+    def __init__(self, first: int = 0, log: str | None = None) -> None:
+        self.value = first
+        self._log = log
+
+    def add(self, value: int) -> int:
+        self.value += value
+        return self.value
+
+    async def add_later(self, value: int) -> int:
+        await this_shard().reactor.sleep(0.0)
+        return self.add(value)
+
+    def get(self) -> int:
+        return self.value
+
+    def where(self) -> int:
+        return this_shard().index
+
+    def close(self) -> None:
+        if self._log is not None:
+            with Path(self._log).open("a") as log:
+                log.write(f"{this_shard().index}\n")
+
+
+class FailsInShardOne(Tin):
+    """Its constructor works everywhere else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if this_shard().index == 1:
+            raise OddError(1, "no tin here")
+
+
+class FailsToClose(Tin):
+    def close(self) -> None:
+        raise OddError(2, "does not close")
+
+
+def instances() -> int:
+    return len(this_shard().sharded)
+
+
+# -- processes beside a group ------------------------------------------------------------------------------------------
+
+
+def put_double(value: int, results: multiprocessing.SimpleQueue[int]) -> None:
+    results.put(value * 2)
 
 
 def main() -> None:
     """A parent to be killed: makes a group, tells the pids of its shards, keeps one of them busy, and waits."""
-    with ShardGroup(2) as group:
-        print(*group.map(os.getpid), flush=True)
+    with ShardGroup(3, start_method=sys.argv[1]) as group:
         group.submit_to(1, signal.pause)
+        group.submit_to(2, os.kill, os.getpid(), 0)
+        print(*(each.pid for each in group.statistics().shards), flush=True)
         signal.pause()
 
 

@@ -283,3 +283,25 @@ def test_a_stop_that_comes_before_run_is_not_lost_and_ends_one_run_only(driver: 
     later(driver, turned, 0.01)
     driver.run(0.2)
     assert turned.done()
+
+
+def test_a_future_that_another_thread_completes_ends_the_wait_at_once() -> None:
+    driver = Driver(polling=False)
+    try:
+        for _ in range(3):
+            future = Future(driver)
+
+            def complete(future: Future = future) -> None:
+                deadline = time.monotonic() + PATIENCE_S
+                while not driver.reactor.parked and time.monotonic() < deadline:
+                    time.sleep(0)
+                future.set_result("from outside")
+
+            thread = threading.Thread(target=complete)
+            thread.start()
+            parks = driver.reactor.parks
+            assert future.result(PATIENCE_S) == "from outside"
+            assert driver.reactor.parks - parks <= 2, "it was woken, and did not sleep its whole time again and again"
+            thread.join(PATIENCE_S)
+    finally:
+        driver.close()

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from shard import Driver, Future, ShardError
+from shard import CancelledError, Driver, Future, ShardError, gather
 
 PATIENCE_S = 20.0
 
@@ -153,3 +153,88 @@ def test_a_loop_that_is_closed_before_the_result_comes_is_no_trouble(caplog: pyt
     future.set_result(1)
     assert future.result() == 1
     assert caplog.text == ""
+
+
+# -- given up, and many as one -------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_future_is_done_with_an_error_and_what_comes_later_counts_no_more() -> None:
+    future, seen = Future(), list[Future]()
+    future.add_done_callback(seen.append)
+    assert future.cancel()
+    assert seen == [future]
+    with pytest.raises(CancelledError, match="cancelled here"):
+        future.result()
+    assert not future.set_result(1)
+    assert not future.cancel()
+
+
+def test_whoever_cancels_may_say_why() -> None:
+    future, error = Future(), ShardError("too old")
+    assert future.cancel(error)
+    assert future.error() is error
+
+
+def test_a_future_that_is_done_is_not_cancelled() -> None:
+    future = Future()
+    future.set_result(1)
+    assert not future.cancel()
+    assert future.result() == 1
+
+
+def test_gathered_values_keep_the_order_of_their_futures() -> None:
+    futures = [Future() for _ in range(3)]
+    whole = gather(futures)
+    for number in (2, 0, 1):
+        assert not whole.done()
+        futures[number].set_result(number * 10)
+    assert whole.result() == [0, 10, 20]
+
+
+def test_of_several_errors_the_first_in_order_is_raised_when_all_are_done() -> None:
+    futures = [Future() for _ in range(3)]
+    whole = gather(futures)
+    futures[2].set_error(KeyError("third"))
+    futures[1].set_error(KeyError("second"))
+    assert not whole.done(), "the others may still use what is awaited"
+    futures[0].set_result(None)
+    with pytest.raises(KeyError, match="second"):
+        whole.result()
+
+
+def test_nothing_gathered_is_an_empty_list() -> None:
+    assert gather([]).result() == []
+
+
+def test_futures_that_are_done_can_be_gathered_and_one_of_them_twice() -> None:
+    done, waits = Future(), Future()
+    done.set_result(1)
+    whole = gather([done, waits, waits])
+    waits.set_result(2)
+    assert whole.result() == [1, 2, 2]
+
+
+def test_futures_completed_by_two_threads_are_gathered_once() -> None:
+    for _ in range(200):
+        futures = [Future(), Future()]
+        whole, start = gather(futures), threading.Barrier(2)
+
+        def complete(future: Future, start: threading.Barrier = start) -> None:
+            start.wait(PATIENCE_S)
+            future.set_result(1)
+
+        threads = [threading.Thread(target=complete, args=(future,)) for future in futures]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert whole.result() == [1, 1]
+
+
+def test_a_thread_can_wait_for_what_was_gathered() -> None:
+    driver = Driver(polling=False)
+    futures = [Future(driver) for _ in range(3)]
+    for future in futures:
+        driver.reactor.call_soon(lambda future=future: future.set_result(1))  # type: ignore[misc]
+    assert gather(futures, driver).result(PATIENCE_S) == [1, 1, 1]
+    driver.close()

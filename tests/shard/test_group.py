@@ -1,276 +1,168 @@
-"""A group of shards: functions sent to processes, what comes back, and who survives whom."""
+"""A group of shards: how it is made and ended, what it says of itself, and who else may live beside it."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import threading
-import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import psutil
 import pytest
 
-from shard import ClosedError, ForkedError, PeerLostError, ShardError, ShardGroup, this_shard, usable_cores
-from shard.mesh import FUNCTIONS_MAX
+from shard import ClosedError, Driver, ShardError, ShardGroup, auto_shards, this_shard, usable_cores
 from tests.shard import group_functions as functions
-
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 30.0  # a test that waits longer has failed
-BOUND_S = 10.0  # what "quickly" means on a busy machine
+from tests.shard.processes import PATIENCE_S, gone, kill
 
 
 @pytest.fixture
 def group() -> Iterator[ShardGroup]:
-    with ShardGroup(2) as made:
+    with ShardGroup(2, start_method="forkserver") as made:
         yield made
 
 
-@pytest.fixture
-def fifo(tmp_path: Path) -> str:
-    """A function that reads it blocks its shard until the test writes it."""
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return str(path)
+# -- how it is made ------------------------------------------------------------------------------------------------------
 
 
-def gone(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not all(gone(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a shard outlived its parent"
-        time.sleep(0.005)
-
-
-# -- functions and results ---------------------------------------------------------------------------------------------
-
-
-def test_functions_run_in_the_shard_they_are_sent_to(group: ShardGroup) -> None:
-    pids = [group.submit_to(number, os.getpid).result(PATIENCE_S) for number in range(2)]
-    assert len({os.getpid(), *pids}) == 3
-    assert group.map(os.getpid) == pids
-    assert group.map(functions.index) == [0, 1]
-
-
-def test_arguments_and_results_of_all_kinds_cross(group: ShardGroup) -> None:
-    for value in (1, 2.5, "three", b"four", [5, (6,)], np.float32(7)):
-        assert group.submit_to(1, functions.double, value).result(PATIENCE_S) == value * 2
-    assert group.submit_to(0, math.sqrt, 2.0).result(PATIENCE_S) == math.sqrt(2.0)
-    big = bytes(3_000_000)
-    assert group.submit_to(0, functions.double, big).result(PATIENCE_S) == bytes(6_000_000)
-
-
-def test_lambdas_and_closures_are_sent_by_value(group: ShardGroup) -> None:
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_group_works_alike_whatever_starts_its_shards(start_method: str, tmp_path: Path) -> None:
     factor = 3
-    assert group.submit_to(1, lambda value: value * factor, 14).result(PATIENCE_S) == 42
-    for number in range(3):
-        assert group.submit_to(0, lambda number=number: number).result(PATIENCE_S) == number
-
-
-def test_more_functions_than_a_lane_remembers_are_sent_again(group: ShardGroup) -> None:
-    futures = [group.submit_to(0, _Constant(number)) for number in range(FUNCTIONS_MAX + 100)]
-    assert [future.result(PATIENCE_S) for future in futures] == list(range(FUNCTIONS_MAX + 100))
-    assert group.submit_to(0, functions.index).result(PATIENCE_S) == 0
-
-
-class _Constant:
-    """A callable, each instance another function to the lane."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __call__(self) -> int:
-        return self._number
-
-
-def test_coroutine_functions_run_as_tasks(group: ShardGroup) -> None:
-    assert group.map(functions.double_async, 4) == [8, 8]
-
-
-def test_shards_ask_each_other(group: ShardGroup) -> None:
-    assert group.submit_to(0, functions.ask, 1, 5).result(PATIENCE_S) == (0, 10)
-    assert group.submit_to(1, functions.ask, 0, 6).result(PATIENCE_S) == (1, 12)
-    assert group.submit_to(0, functions.ask, 0, 7).result(PATIENCE_S) == (0, 14), "and themselves"
-    assert group.submit_to(0, functions.around, 9).result(PATIENCE_S) == [0, 1] * 5
-
-
-def test_an_exception_of_another_shard_is_caught_in_the_one_that_asked(group: ShardGroup) -> None:
-    assert group.submit_to(0, functions.ask_and_catch, 1).result(PATIENCE_S) == "caught 1"
-
-
-def test_many_calls_are_in_flight_at_once_and_keep_their_results(group: ShardGroup) -> None:
-    futures = [group.submit_to(number % 2, functions.double, number) for number in range(2000)]
-    assert [future.result(PATIENCE_S) for future in futures] == [2 * number for number in range(2000)]
-
-
-def test_threads_may_submit_at_the_same_time(group: ShardGroup) -> None:
-    wrong: list[int] = []
-    finished: list[int] = []
-
-    def work(name: int) -> None:
-        for number in range(200):
-            value = name * 1000 + number
-            if group.submit_to(number % 2, functions.double, value).result(PATIENCE_S) != 2 * value:
-                wrong.append(value)
-        finished.append(name)
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert (sorted(finished), wrong) == ([0, 1, 2, 3], [])
-
-
-def test_results_can_be_awaited_in_asyncio(group: ShardGroup) -> None:
-    async def work() -> list[int]:
-        return await asyncio.gather(*(one(number) for number in range(20)))
-
-    async def one(number: int) -> int:
-        return int(await group.submit_to(number % 2, functions.double, number))
-
-    assert asyncio.run(work()) == [2 * number for number in range(20)]
-
-
-def test_arrays_cross_with_their_values_whatever_their_size(group: ShardGroup) -> None:
-    for count in (1, 100, 1_000_000):
-        assert group.submit_to(0, functions.mean, np.full(count, 3.0)).result(PATIENCE_S) == 3
-        for function in (functions.ramp, functions.ramp_in_slab):
-            array = group.submit_to(1, function, count).result(PATIENCE_S)
-            assert array.dtype == np.float64
-            assert array[-1] == count - 1
-
-
-def test_large_arrays_are_read_only_where_they_arrive(group: ShardGroup) -> None:
-    assert not group.submit_to(0, functions.is_writable, np.zeros(100_000)).result(PATIENCE_S)
-    assert not group.submit_to(0, functions.ramp, 100_000).result(PATIENCE_S).flags.writeable
-
-
-# -- exceptions --------------------------------------------------------------------------------------------------------
-
-
-def test_an_exception_comes_back_with_its_type_message_and_traceback(group: ShardGroup) -> None:
-    with pytest.raises(functions.OddError, match="7") as caught:
-        group.submit_to(1, functions.raise_odd, 7).result(PATIENCE_S)
-    assert caught.value.one == 7
-    cause = str(caught.value.__cause__)
-    assert 'raise OddError(one, "two")' in cause
-    assert "group_functions.py" in cause
-
-
-def test_an_exception_that_does_not_load_comes_back_as_its_text(group: ShardGroup) -> None:
-    with pytest.raises(ShardError, match="WontLoadError: 1 and 2") as caught:
-        group.submit_to(0, functions.raise_wont_load).result(PATIENCE_S)
-    assert "raise WontLoadError(1, 2)" in str(caught.value.__cause__)
-
-
-def test_a_result_that_cannot_be_pickled_is_an_error_of_that_call_only(group: ShardGroup) -> None:
-    with pytest.raises(TypeError, match="generator"):
-        group.submit_to(0, functions.give_unpicklable).result(PATIENCE_S)
-    assert group.map(functions.index) == [0, 1]
-
-
-def test_an_argument_that_cannot_be_pickled_is_refused_here(group: ShardGroup) -> None:
-    with pytest.raises(TypeError, match="generator"):
-        group.submit_to(0, functions.double, (each for each in [1]))
-    assert group.statistics().calls_in_flight == 0
-
-
-def test_a_call_without_its_arguments_raises_type_error(group: ShardGroup) -> None:
-    with pytest.raises(TypeError, match="missing 1 required"):
-        group.submit_to(0, functions.double).result(PATIENCE_S)
-
-
-def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_work_goes_on(group: ShardGroup, fifo: str) -> None:
-    future = group.submit_to(0, functions.read_fifo, fifo)
-    with pytest.raises(TimeoutError, match=r"no result within 0\.05 s"):
-        future.result(0.05)
-    assert group.submit_to(1, functions.index).result(PATIENCE_S) == 1, "the other shard is free"
-    Path(fifo).write_text("late")
-    assert future.result(PATIENCE_S) == "late"
-
-
-# -- death -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_killed_shard_ends_its_calls_by_name_and_the_others_go_on(group: ShardGroup, fifo: str) -> None:
-    calls = [group.submit_to(0, functions.read_fifo, fifo), group.submit_to(0, functions.index)]
-    (pid,) = [each.pid for each in group.statistics().shards if each.index == 0]
-    os.kill(pid, signal.SIGKILL)
-    for call in calls:
-        error = call.error(BOUND_S)
-        assert isinstance(error, PeerLostError)
-        assert "shard 0" in str(error)
-    with pytest.raises(PeerLostError, match=rf"shard 0 \(pid {pid}\) is gone, exit code -9"):
-        group.submit_to(0, functions.index)
-    with pytest.raises(PeerLostError):
-        group.map(functions.index)
-    assert group.submit_to(1, functions.index).result(PATIENCE_S) == 1
-    assert [each.alive for each in group.statistics().shards] == [False, True]
-
-
-def test_a_shard_that_waits_for_a_killed_one_learns_of_it(group: ShardGroup, fifo: str) -> None:
-    waiting = group.submit_to(1, functions.wait_for_call, 0, fifo)
-    writer = os.open(fifo, os.O_WRONLY)  # shard 0 is in it now
-    (pid,) = [each.pid for each in group.statistics().shards if each.index == 0]
-    os.kill(pid, signal.SIGKILL)
-    assert waiting.result(BOUND_S) == "PeerLostError"
-    os.close(writer)
-    with pytest.raises(ShardError, match="there is no shard 0 here: this group has shards 0 to 1, or it died"):
-        group.submit_to(1, functions.ask, 0, 1).result(PATIENCE_S)
-
-
-def test_a_shard_that_kills_itself_ends_its_own_call(group: ShardGroup) -> None:
-    with pytest.raises(PeerLostError, match="may have run"):
-        group.submit_to(1, functions.kill_myself).result(BOUND_S)
-
-
-def test_shards_end_with_a_parent_that_is_killed() -> None:
-    parent = subprocess.Popen([sys.executable, "-m", "tests.shard.group_functions"], cwd=ROOT, stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    with parent.stdout:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    assert not any(gone(pid) for pid in pids)
-    parent.kill()
-    parent.wait(PATIENCE_S)
-    wait_until_gone(pids)
-
-
-# -- the end -----------------------------------------------------------------------------------------------------------
-
-
-def test_closing_lets_shards_finish_cleanly(tmp_path: Path) -> None:
-    with ShardGroup(2) as group:
+    with ShardGroup(2, start_method=start_method, restart="on-failure") as group:
+        assert group.map(functions.index) == [0, 1]
+        assert group.map(lambda value: value * factor, 2) == [6, 6]
+        assert group.map(functions.ask_all, 4) == [[8], [8]]
+        with pytest.raises(functions.OddError, match="7"):
+            group.submit_to(1, functions.raise_odd, 7).result(PATIENCE_S)
+        array = group.submit_to(0, functions.make_in_slab, 1000, 1.0).result(PATIENCE_S)
+        assert array.sum() == 1000.0
+        kill(group, 1)
+        group.wait_up(PATIENCE_S)
+        assert group.map(functions.ask_all, 4) == [[8], [8]]
         group.submit_to(1, functions.note_the_end, str(tmp_path / "end")).result(PATIENCE_S)
-        pids = group.map(os.getpid)
-        processes = list(group._processes)
+    assert (tmp_path / "end").read_text() == "stopped"
+    assert [each.exit_code for each in group.statistics().shards] == [0, 0]
+
+
+def test_auto_is_a_shard_for_each_physical_core_but_one() -> None:
+    with ShardGroup("auto", start_method="forkserver") as group:
+        assert group.size == auto_shards()
+        assert group.map(functions.index) == list(range(group.size))
+
+
+def test_pinned_shards_have_a_core_each_and_others_may_use_all(group: ShardGroup) -> None:
+    for index, cores in group.map(functions.index_and_core):
+        assert cores == {group.statistics().shards[index].core}
+    with ShardGroup(1, pin=False, start_method="forkserver") as free:
+        assert free.map(functions.index_and_core) == [(0, set(usable_cores()))]
+
+
+def test_a_group_may_use_a_driver_that_is_there_and_leaves_it_open() -> None:
+    driver = Driver(polling=False)
+    with ShardGroup(1, driver=driver, start_method="forkserver") as group:
+        assert group.submit_to(0, functions.double, 2).result(PATIENCE_S) == 4
+    assert not driver.closing
+    driver.close()
+
+
+@pytest.mark.parametrize("idle", ["spin", "adaptive", "park"])
+def test_shards_answer_however_they_idle(idle: str) -> None:
+    with ShardGroup(1, idle=idle, start_method="forkserver") as group:
+        assert group.submit_to(0, functions.double, 21).result(PATIENCE_S) == 42
+        if idle != "spin":
+            group.submit_to(0, functions.wait_for_a_park).result(PATIENCE_S)
+            assert group.submit_to(0, functions.double, 21).result(PATIENCE_S) == 42
+    row = group.statistics().shards[0].counters
+    assert (row.parks == 0) is (idle == "spin")
+    assert row.late_wakes == 0
+
+
+@pytest.mark.parametrize(("value", "parks"), [("1", False), ("on", False), ("0", True), ("false", True), (None, True)])
+def test_the_environment_says_whether_shards_poll(monkeypatch: pytest.MonkeyPatch, value: str | None, parks: bool) -> None:
+    if value is None:
+        monkeypatch.delenv("PRPC_ENABLE_POLLING", raising=False)
+    else:
+        monkeypatch.setenv("PRPC_ENABLE_POLLING", value)
+    with ShardGroup(1, start_method="forkserver") as group:
+        assert group.submit_to(0, functions.double, 21).result(PATIENCE_S) == 42
+        assert group.driver.polling is (not parks)
+        if parks:
+            group.submit_to(0, functions.wait_for_a_park).result(PATIENCE_S)
+    assert (group.statistics().shards[0].counters.parks > 0) is parks
+
+
+def test_what_is_said_to_the_group_counts_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRPC_ENABLE_POLLING", "maybe")
+    with ShardGroup(1, polling=False, start_method="forkserver") as group:
+        assert not group.driver.polling
+
+
+def test_more_polling_processes_than_cores_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "shard"):
+        for _ in range(2):
+            with ShardGroup(len(usable_cores()) + 1, polling=True, start_method="forkserver") as group:
+                assert group.map(functions.index) == list(range(group.size))
+    assert sum("busy-polling processes on" in record.message for record in caplog.records) <= 1
+
+
+# -- what is not possible ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, -1, 257, "two", 2.0, None])
+def test_an_impossible_size_is_named_with_the_bounds(size: int) -> None:
+    with pytest.raises(ValueError, match=f'a group of {size!r} shards: 1 to 256 are possible, or "auto"'):
+        ShardGroup(size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"start_method": "fork"}, "start_method='fork': 'spawn' and 'forkserver' are possible; a fork would share our rings"),
+        ({"restart": "always"}, "restart='always': 'never' and 'on-failure' are possible"),
+        ({"idle": "doze"}, "idle strategy 'doze': there are 'spin'.*'adaptive'.*'park'"),
+        ({"drain_s": -1.0}, r"drain_s=-1\.0: 0 or more seconds are possible"),
+        ({"drain_s": float("nan")}, "drain_s=nan: 0 or more seconds are possible"),
+        ({"stall_budget_s": 0.0}, r"stall_budget_s=0\.0"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_an_impossible_argument_is_named_with_what_is_possible(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ShardGroup(1, **arguments)  # type: ignore[arg-type]
+
+
+def test_an_environment_that_is_no_switch_is_named_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRPC_ENABLE_POLLING", "maybe")
+    with pytest.raises(ValueError, match="PRPC_ENABLE_POLLING='maybe': 1, true or on make the engine poll, 0, false or off"):
+        ShardGroup(1)
+
+
+@pytest.mark.parametrize("index", [-1, 2, "1", None])
+def test_an_index_out_of_range_is_named_with_those_there_are(group: ShardGroup, index: int) -> None:
+    with pytest.raises(ValueError, match=f"there is no shard {index}: this group has shards 0 to 1"):
+        group.submit_to(index, functions.index)
+    if isinstance(index, int):
+        with pytest.raises(ValueError, match=f"there is no shard {index}: this group has shards 0 to 1"):
+            group.submit_to(0, functions.ask, index, 1).result(PATIENCE_S)
+
+
+def test_outside_a_shard_there_is_none() -> None:
+    with pytest.raises(ShardError, match="this process is no shard"):
+        this_shard()
+
+
+# -- how it ends ---------------------------------------------------------------------------------------------------------
+
+
+def test_closing_lets_shards_finish_cleanly(group: ShardGroup, tmp_path: Path) -> None:
+    group.submit_to(1, functions.note_the_end, str(tmp_path / "end")).result(PATIENCE_S)
+    pids = group.map(os.getpid)
+    group.close()
     assert (tmp_path / "end").read_text() == "stopped"
     assert all(gone(pid) for pid in pids)
-    assert [process.exitcode for process in processes] == [0, 0]
-
-
-def test_a_shard_that_is_busy_at_close_is_killed_within_bounds(fifo: str) -> None:
-    group = ShardGroup(2)
-    busy = group.submit_to(0, functions.read_fifo, fifo)
-    started = time.monotonic()
-    group.close()
-    assert time.monotonic() - started < BOUND_S
-    assert isinstance(busy.error(0.0), ShardError)
-    assert [process.exitcode for process in group._processes] == [-signal.SIGKILL, 0]
+    shards = group.statistics().shards
+    assert [(each.exit_code, each.state, each.alive) for each in shards] == [(0, "gone", False)] * 2
 
 
 def test_after_close_submit_says_so_and_a_second_close_does_nothing(group: ShardGroup) -> None:
@@ -280,77 +172,96 @@ def test_after_close_submit_says_so_and_a_second_close_does_nothing(group: Shard
         group.submit_to(0, functions.index)
     with pytest.raises(ClosedError, match="this group was closed here"):
         group.map(functions.index)
+    with pytest.raises(ClosedError, match="this group was closed here"):
+        group.at_start(functions.index)
+    with pytest.raises(ClosedError, match="this group was closed here"):
+        group.wait_up(PATIENCE_S)
 
 
-def test_a_group_with_a_killed_shard_closes_as_any_other() -> None:
-    group = ShardGroup(2)
-    os.kill(group.statistics().shards[1].pid, signal.SIGKILL)
-    started = time.monotonic()
+def test_a_group_made_in_one_thread_is_used_and_closed_in_others() -> None:
+    groups: list[ShardGroup] = []
+    answers: list[list[int]] = []
+    for work in (
+        lambda: groups.append(ShardGroup(2, start_method="forkserver")),
+        lambda: answers.append(groups[0].map(functions.index)),
+        lambda: groups[0].close(),
+    ):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(PATIENCE_S)
+    assert answers == [[0, 1]]
+    assert [each.exit_code for each in groups[0].statistics().shards] == [0, 0]
+
+
+def test_two_threads_may_close_it_at_once(group: ShardGroup) -> None:
+    threads = [threading.Thread(target=group.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [each.exit_code for each in group.statistics().shards] == [0, 0]
+
+
+def test_a_thread_that_waits_for_a_result_is_told_of_the_close() -> None:
+    group = ShardGroup(1, start_method="forkserver", drain_s=0.05)
+    future = group.submit_to(0, functions.wait_for_ever, "task")
+    errors: list[BaseException | None] = []
+    waiting = threading.Thread(target=lambda: errors.append(future.error(PATIENCE_S)))
+    waiting.start()
     group.close()
-    assert time.monotonic() - started < BOUND_S
+    waiting.join(PATIENCE_S)
+    assert isinstance(errors[0], ShardError)
 
 
-# -- sizes, statistics, places -----------------------------------------------------------------------------------------
+def test_a_group_closes_in_an_asyncio_loop() -> None:
+    async def work() -> int:
+        with ShardGroup(1, start_method="forkserver") as group:
+            return int(await group.submit_to(0, functions.double, 4))
+
+    assert asyncio.run(work()) == 8
 
 
-def test_an_index_out_of_range_is_named_with_those_there_are(group: ShardGroup) -> None:
-    for index in (-1, 2):
-        with pytest.raises(ValueError, match=f"there is no shard {index}: this group has shards 0 to 1"):
-            group.submit_to(index, functions.index)
+# -- what it says of itself ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, -1, 257])
-def test_an_impossible_size_is_named_with_the_bounds(size: int) -> None:
-    with pytest.raises(ValueError, match=f"a group of {size} shards: 1 to 256 are possible"):
-        ShardGroup(size)
-
-
-def test_statistics_count_what_the_shards_did(group: ShardGroup) -> None:
-    before = group.statistics().shards[1].counters
-    for number in range(5):
-        group.submit_to(1, functions.double, number).result(PATIENCE_S)
-    group.submit_to(1, functions.double_async, 1).result(PATIENCE_S)
-    assert group.submit_to(1, functions.raise_odd, 1).error(PATIENCE_S) is not None
-    deadline = time.monotonic() + PATIENCE_S
-    while (now := group.statistics().shards[1].counters).calls < before.calls + 7:
-        assert time.monotonic() < deadline, "the counters are written within a tenth of a second"
-        time.sleep(0.005)
-    assert (now.tasks - before.tasks, now.failures - before.failures) == (1, 1)
-    assert now.turns > before.turns
-    assert now.busy_turns <= now.turns
+def test_statistics_name_every_shard(group: ShardGroup) -> None:
+    pids = group.map(os.getpid)
+    statistics = group.statistics()
+    assert [each.pid for each in statistics.shards] == pids
+    assert [(each.index, each.alive, each.state, each.incarnation, each.exit_code) for each in statistics.shards] == [
+        (0, True, "up", 1, None),
+        (1, True, "up", 1, None),
+    ]
+    assert statistics.calls_in_flight == 0
+    waiting = group.submit_to(0, functions.wait_for_ever, "task")
+    assert group.statistics().calls_in_flight == 1
+    waiting.cancel()
     assert group.statistics().calls_in_flight == 0
 
 
-def test_pinned_shards_have_a_core_each_and_others_may_use_all() -> None:
-    with ShardGroup(2) as group:
-        for index, cores in group.map(functions.index_and_core):
-            assert cores == {group.statistics().shards[index].core}
-    with ShardGroup(1, pin=False) as group:
-        assert group.map(functions.index_and_core) == [(0, set(usable_cores()))]
+# -- who else lives here -------------------------------------------------------------------------------------------------
 
 
-def test_polling_shards_answer_too() -> None:
-    with ShardGroup(1, polling=True) as group:
-        assert group.submit_to(0, functions.double, 21).result(PATIENCE_S) == 42
-        assert group.statistics().shards[0].counters.parks == 0
-
-
-def test_outside_a_shard_there_is_none() -> None:
-    with pytest.raises(ShardError, match="this process is no shard"):
-        this_shard()
-
-
-def test_a_group_is_refused_in_a_fork_of_its_process(group: ShardGroup) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
-        child = os.fork()
-    if not child:
-        try:
-            group.submit_to(0, functions.index)
-        except ForkedError:
-            group.close()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_two_groups_do_not_know_each_other(group: ShardGroup) -> None:
+    with ShardGroup(2, start_method="forkserver") as second:
+        assert len({*group.map(os.getpid), *second.map(os.getpid)}) == 4
+        group.map(functions.note, "first")
+        assert second.map(functions.notes) == [[], []]
+        kill(second, 0)
+        assert group.map(functions.index) == [0, 1]
     assert group.map(functions.index) == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Python 3.12: we have threads. That is what this is about.
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_the_users_own_processes_come_and_go_beside_a_group(group: ShardGroup, start_method: str) -> None:
+    context = multiprocessing.get_context(start_method)
+    results = context.SimpleQueue()
+    process = context.Process(target=functions.put_double, args=(21, results))
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+    assert results.get() == 42
+    process.close()
+    results.close()
+    assert group.map(functions.ask_all, 4) == [[8], [8]]

@@ -128,3 +128,47 @@ def test_a_verdict_other_than_accepted_is_a_refusal(verdict: bytes) -> None:
     assert one.wanted == 1
     with pytest.raises(AuthenticationError):
         one.feed(verdict)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(b"", b"a"), (b"a", b""), (b"a", b"b"), (b"a" * 48, b"b" * 48)])
+def test_proofs_hold_for_one_channel_only(ours: bytes, theirs: bytes) -> None:
+    one = Connector(b"secret", KIND, 11, NONCE_ONE, ours)
+    two = Acceptor(b"secret", KIND, 22, NONCE_TWO, theirs)
+    two.start()
+    answer = two.feed(one.start())
+    with pytest.raises(AuthenticationError):
+        one.feed(answer)
+    same = Connector(b"secret", KIND, 11, NONCE_ONE, theirs)
+    assert same.start() == HELLO_ONE
+    proof = same.feed(answer)
+    assert two.feed(proof) == b""
+
+
+def test_an_acceptor_says_in_its_farewell_why_it_hangs_up() -> None:
+    two = acceptor()
+    assert two.farewell == b""
+    two.feed(HELLO_ONE)
+    with pytest.raises(AuthenticationError):
+        two.feed(bytes(PROOF_BYTES))
+    assert two.farewell == REFUSED
+    newer = acceptor()
+    with pytest.raises(RemoteProtocolError):
+        newer.feed(HELLO.pack(b"PRPC", 2, KIND, 1, NONCE_ONE))
+    one = connector()
+    one.start()
+    changed = HELLO.pack(b"PRPC", 2, KIND, 22, NONCE_TWO) + newer.farewell[HELLO.size :]
+    with pytest.raises(RemoteProtocolError, match="protocol version 2, this side 1: install the same release at both sides"):
+        one.feed(changed)
+    with pytest.raises(AuthenticationError):
+        connected = connector()
+        connected.start()
+        connected.feed(newer.farewell)
+    stranger = acceptor()
+    with pytest.raises(RemoteProtocolError):
+        stranger.feed(b"GET / HTTP/1.1".ljust(HELLO.size))
+    assert stranger.farewell == b"", "it would not know what to make of it"
+
+
+def test_a_peer_that_speaks_tls_is_told_apart_from_one_that_speaks_nonsense() -> None:
+    with pytest.raises(RemoteProtocolError, match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT"):
+        acceptor().feed(b"\x16\x03\x01\x02\x00".ljust(HELLO.size))

@@ -1,21 +1,13 @@
-"""The record ring, byte by byte, on private memory and between two processes."""
+"""The record ring, byte by byte, on private memory. Handles are tested in test_handle.py, what a peer breaks in
+test_ring_corruption.py, any sequence of verbs in test_ring_model.py, two processes in test_ring_hammer.py."""
 
 from __future__ import annotations
 
-import pickle
-import zlib
-
-import multiprocess
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from shard import LocalProtocolError, RemoteProtocolError, Ring, RingConsumer, RingProducer
+from shard import LocalProtocolError, RingConsumer, RingProducer
 from shard.ring import (
     DATA_OFFSET,
-    HEAD_WORD,
-    MAGIC_WORD,
-    PADDING,
     RECORD_HEADER_BYTES,
     TAIL_WORD,
     capacity_for,
@@ -59,28 +51,90 @@ def test_a_record_of_the_whole_capacity_passes_from_every_offset(start: int) -> 
     assert consumer.try_read() == whole
 
 
-@pytest.mark.parametrize("excess", [1, 8, 1000])
-def test_a_record_larger_than_the_ring_is_named_and_nothing_is_written(excess: int) -> None:
-    producer, consumer, _ = make_ring(256)
-    with pytest.raises(LocalProtocolError, match=f"record of {248 + excess} bytes, at most 248"):
-        producer.try_write(bytes(248 + excess))
-    assert consumer.try_read() is None
-    assert producer.try_write(b"goes on")
-    assert consumer.try_read() == b"goes on"
+def ring_at(start: int, capacity: int) -> tuple[RingProducer, RingConsumer]:
+    """An empty ring both of whose cursors stand at `start`, a multiple of 8."""
+    producer, consumer, _ = make_ring(capacity)
+    for _ in range(start // RECORD_HEADER_BYTES):
+        assert producer.try_write(b"")
+        assert consumer.try_read() == b""
+    return producer, consumer
 
 
-@given(st.lists(st.one_of(st.none(), st.binary(max_size=120)), max_size=200))
-@settings(deadline=None)
-def test_any_interleaving_of_writes_and_reads_behaves_like_a_bounded_queue(steps: list[bytes | None]) -> None:
-    producer, consumer, _ = make_ring(256)
-    expected: list[bytes] = []
-    for step in steps:
-        if step is None:
-            assert consumer.try_read() == (expected.pop(0) if expected else None)
-        elif producer.try_write(step):
-            expected.append(step)
-    assert [consumer.try_read() for _ in expected] == expected
-    assert consumer.try_read() is None
+def written_in_at_most_two_tries(producer: RingProducer, consumer: RingConsumer, payload: bytes) -> None:
+    """Into an empty ring: the first try may have to lay padding, which an empty read takes away."""
+    if not producer.try_write(payload):
+        assert consumer.try_read() is None
+        assert producer.try_write(payload)
+
+
+@pytest.mark.parametrize("length", range(64 - RECORD_HEADER_BYTES + 1))
+def test_a_record_of_every_length_wraps_at_every_offset(length: int) -> None:
+    payload = bytes(range(1, length + 1))
+    for start in range(0, 64, 8):
+        producer, consumer = ring_at(start, 64)
+        for _ in range(9):  # once around and beyond, from wherever the last one ended
+            written_in_at_most_two_tries(producer, consumer, payload)
+            assert consumer.try_read() == payload
+        assert consumer.is_empty()
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 48])
+def test_batches_wrap_at_every_offset_as_single_records_do(length: int) -> None:
+    payloads = [bytes([number]) * length for number in range(12)]
+    for start in range(0, 64, 8):
+        many, many_reader = ring_at(start, 64)
+        single, single_reader = ring_at(start, 64)
+        waiting = payloads
+        while waiting:
+            count = many.try_write_many(waiting)
+            assert count == sum(1 for payload in waiting if single.try_write(payload))
+            assert many.bytes_written == single.bytes_written
+            expected = [single_reader.try_read() for _ in range(count)]
+            assert many_reader.read_many(len(waiting) + 1) == expected == waiting[:count]
+            assert single_reader.try_read() is None  # takes the padding away, as read_many() did
+            assert many_reader.try_read() is None
+            waiting = waiting[count:]
+
+
+@pytest.mark.parametrize("start", range(0, 64, 8))
+@pytest.mark.parametrize("length", [64 - RECORD_HEADER_BYTES + 1, 64 - 1, 64, 64 + 1, 64 + RECORD_HEADER_BYTES, 1000])
+def test_the_largest_record_is_the_capacity_less_its_header_and_one_larger_is_named(start: int, length: int) -> None:
+    producer, consumer = ring_at(start, 64)
+    assert producer.record_bytes_max == 56
+    for write in (producer.try_write, producer.try_stage, lambda payload: producer.try_write_many([payload])):
+        with pytest.raises(LocalProtocolError, match=f"record of {length} bytes, at most 56 allowed"):
+            write(bytes(length))
+    with pytest.raises(LocalProtocolError, match=f"record of {length} bytes, at most 56 allowed"):
+        producer.claim(length)
+    assert consumer.try_read() is None, "nothing was written"
+    largest = bytes(range(56))
+    written_in_at_most_two_tries(producer, consumer, largest)
+    assert consumer.try_read() == largest
+
+
+def test_a_batch_with_a_record_too_large_publishes_those_before_it() -> None:
+    producer, consumer, _ = make_ring(64)
+    with pytest.raises(LocalProtocolError, match="record of 57 bytes"):
+        producer.try_write_many([b"one", b"two", bytes(57), b"four"])
+    assert consumer.read_many(9) == [b"one", b"two"]
+
+
+def test_a_batch_that_finds_the_ring_full_says_how_many_it_published() -> None:
+    producer, consumer, _ = make_ring(64)
+    assert producer.try_write_many([b"x" * 8] * 9) == 4
+    assert producer.full_count == 1
+    assert producer.try_write_many([]) == 0
+    assert consumer.read_many(2) == [b"x" * 8] * 2
+    assert producer.try_write_many([b"y"] * 9) == 2
+
+
+def test_read_many_takes_its_limit_and_no_more() -> None:
+    producer, consumer, _ = make_ring()
+    producer.try_write_many([b"1", b"2", b"3"])
+    assert consumer.read_many(0) == []
+    assert consumer.read_many(2) == [b"1", b"2"]
+    assert consumer.read_many(2) == [b"3"]
+    assert consumer.read_many(2) == []
 
 
 def test_staged_records_are_unseen_until_published_and_then_all_at_once() -> None:
@@ -153,57 +207,22 @@ def test_a_handler_may_poll_the_same_ring_and_no_record_is_seen_twice() -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_memory_that_is_no_ring_is_refused() -> None:
-    with pytest.raises(RemoteProtocolError, match="magic"):
-        RingConsumer(memoryview(bytearray(DATA_OFFSET + 64)))
-    with pytest.raises(RemoteProtocolError, match="too few"):
-        RingProducer(memoryview(bytearray(64)))
-    _, _, memory = make_ring(256)
-    with pytest.raises(RemoteProtocolError, match="ring says 256 bytes"):
-        RingConsumer(memory[: DATA_OFFSET + 128])
-    memory.cast("Q")[MAGIC_WORD] = 0
-    with pytest.raises(RemoteProtocolError):
-        RingProducer(memory)
+def test_skip_all_counts_what_waits_as_read() -> None:
+    producer, consumer, _ = make_ring(64)
+    producer.try_write_many([b"x" * 24] * 2)
+    consumer.skip_all()
+    assert consumer.is_empty()
+    assert consumer.try_read() is None
+    assert producer.try_write(b"room again")
+    assert consumer.try_read() == b"room again"
 
 
-@pytest.mark.parametrize(
-    ("word", "value"),
-    [
-        (DATA_OFFSET // 8, 10_000),  # a length beyond the ring
-        (DATA_OFFSET // 8, 200),  # a length beyond the tail
-        (DATA_OFFSET // 8, (PADDING << 32) | 8),  # padding that does not reach the end
-        (DATA_OFFSET // 8, (PADDING << 32) | 100_000),
-        (TAIL_WORD, 1 << 40),  # a tail that jumped
-    ],
-)
-def test_a_broken_length_or_cursor_is_found_before_anything_outside_is_read(word: int, value: int) -> None:
-    producer, consumer, memory = make_ring(256)
-    producer.try_write(b"fine")
-    memory.cast("Q")[word] = value
-    if word != TAIL_WORD:
-        with pytest.raises(RemoteProtocolError):
-            consumer.poll(lambda view: None, 8)
-    with pytest.raises(RemoteProtocolError):
-        for _ in range(10_000):
-            if consumer.view() is not None:
-                consumer.release()
-
-
-def test_a_tail_that_went_backward_is_found() -> None:
-    producer, consumer, memory = make_ring(256)
-    producer.try_write(b"fine")
-    assert consumer.try_read() == b"fine"
-    memory.cast("Q")[TAIL_WORD] = 0
-    with pytest.raises(RemoteProtocolError, match="impossible"):
-        consumer.poll(lambda view: None, 8)
-
-
-def test_a_head_that_ran_ahead_is_found_by_the_producer() -> None:
-    producer, _, memory = make_ring(64)
-    assert producer.try_write(b"x" * 40)
-    memory.cast("Q")[HEAD_WORD] = 1 << 40
-    with pytest.raises(RemoteProtocolError, match="impossible"):
-        producer.try_write(b"y" * 40)
+def test_the_sleeping_flag_is_taken_once() -> None:
+    producer, consumer, _ = make_ring(64)
+    assert not producer.take_sleeping()
+    consumer.set_sleeping(True)
+    assert producer.take_sleeping()
+    assert not producer.take_sleeping()
 
 
 def test_capacities_are_powers_of_two_within_bounds() -> None:
@@ -211,54 +230,6 @@ def test_capacities_are_powers_of_two_within_bounds() -> None:
     for bad in (0, -1, 1 << 40):
         with pytest.raises(LocalProtocolError):
             capacity_for(bad)
-
-
-# -- two processes --------------------------------------------------------------------------------------------------------
-
-RECORDS = 100_000
-
-
-def payload_of(number: int) -> bytes:
-    """A record whose length and content follow from its number."""
-    length = (number * 7919) % 301
-    return zlib.crc32(number.to_bytes(8, "little")).to_bytes(4, "little") * (length // 4)
-
-
-def write_all(handle: Ring) -> None:
-    producer = handle.producer()
-    for number in range(RECORDS):
-        payload = payload_of(number)
-        while not producer.try_write(payload):
-            pass
-
-
-def test_a_handle_is_pickled_to_another_process_and_every_byte_arrives_in_order() -> None:
-    with Ring.create(64 << 10) as handle:
-        assert pickle.loads(pickle.dumps(handle)).name == handle.name
-        process = multiprocess.get_context("spawn").Process(target=write_all, args=(handle,), daemon=True)
-        process.start()
-        consumer = handle.consumer()
-        number = 0
-        while number < RECORDS:
-            view = consumer.view()
-            if view is None:
-                assert process.is_alive() or not consumer.is_empty() or number == RECORDS, "the writer died"
-                continue
-            assert view == payload_of(number)
-            consumer.release()
-            number += 1
-        process.join()
-        assert process.exitcode == 0
-        assert consumer.try_read() is None
-
-
-def test_a_ring_that_was_unlinked_can_be_attached_by_nobody_new() -> None:
-    handle = Ring.create(4096)
-    producer = handle.producer()
-    handle.unlink()
-    assert producer.try_write(b"ends already taken go on")
-    with pytest.raises(FileNotFoundError, match="its owner is gone"):
-        handle.consumer()
 
 
 def test_records_are_aligned_so_that_their_header_is_one_word() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shard import ShmFull, collect_garbage, find_garbage
+from shard import RemoteProtocolError, ShmFull, collect_garbage, find_garbage
 from shard.segment import SHM_FOLDER, Segment, start_ticks, unlink
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,9 @@ PATIENCE_S = 30.0
 
 
 def names() -> set[str]:
-    return set(os.listdir(SHM_FOLDER))
+    """Entries of /dev/shm, less those of other jobs on this machine."""
+    job = os.environ["PRPC_JOB"]
+    return {name for name in os.listdir(SHM_FOLDER) if not name.startswith("prpc.") or name.split(".")[2:3] == [job]}
 
 
 class Maker:
@@ -89,6 +91,59 @@ def test_all_its_pages_are_reserved_and_only_this_user_may_read_it() -> None:
     assert status.st_blocks * 512 >= 1 << 20
     assert stat.S_IMODE(status.st_mode) == 0o600
     segment.close()
+
+
+def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neither_write_nor_truncate() -> None:
+    segment = Segment.create(8192)
+    reader = Segment.attach(segment.read_only_fd(), writable=False)
+    segment.memory[100:105] = b"hello"
+    assert bytes(reader.memory[100:105]) == b"hello"
+    with pytest.raises(TypeError, match="read-only"):
+        reader.memory[0] = 1
+    array = np.frombuffer(reader.memory, np.uint8)
+    assert not array.flags.writeable
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.setflags(write=True)
+    with pytest.raises(PermissionError):
+        Segment.attach(reader.fd)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.ftruncate(reader.fd, 0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(reader.fd, b"x")
+    segment.close()
+    assert bytes(reader.memory[100:105]) == b"hello"
+    reader.close()
+
+
+def test_a_writable_descriptor_can_be_mapped_for_reading_alone() -> None:
+    segment = Segment.create(4096)
+    reader = Segment.attach(os.dup(segment.fd), writable=False)
+    assert reader.memory.readonly
+    assert not segment.memory.readonly
+    reader.close()
+    segment.close()
+
+
+def test_a_peers_segment_shorter_than_it_said_is_the_peers_fault_and_its_descriptor_stays_the_callers() -> None:
+    segment = Segment.create(8192)
+    Segment.attach(os.dup(segment.fd), size_bytes_min=8192).close()
+    with pytest.raises(RemoteProtocolError, match="segment of 8192 bytes, at least 8193 were announced"):
+        Segment.attach(segment.fd, size_bytes_min=8193)
+    assert os.fstat(segment.fd).st_size == 8192
+    segment.close()
+
+
+def test_a_descriptor_of_something_else_is_the_peers_fault() -> None:
+    reading, writing = os.pipe()
+    folder, device = os.open("/", os.O_RDONLY), os.open("/dev/zero", os.O_RDWR)
+    empty = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR)
+    for fd in (reading, writing, folder, device):
+        with pytest.raises(RemoteProtocolError, match=f"descriptor {fd} is no shared-memory segment"):
+            Segment.attach(fd)
+    with pytest.raises(RemoteProtocolError, match="segment of 0 bytes, at least 1 were announced"):
+        Segment.attach(empty)
+    for fd in (reading, writing, folder, device, empty):
+        os.close(fd)
 
 
 def test_arrays_on_it_outlive_its_closing() -> None:

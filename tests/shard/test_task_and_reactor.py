@@ -6,15 +6,14 @@ import asyncio
 import os
 import select
 import socket
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from shard import Future, Reactor, ShardError
-from shard.reactor import READY_STEPS_MAX
+from shard.reactor import READY_STEPS_MAX, TIMERS_MAX
 from tests.helpers import ManualClock
+from tests.shard.sources import Source
 
 PATIENCE_S = 20.0
 
@@ -195,6 +194,58 @@ def test_what_asks_to_run_again_waits_for_the_next_turn(reactor: Reactor, clock:
         assert len(seen) == turn
 
 
+def test_steps_that_a_deeper_turn_ran_are_not_run_again(reactor: Reactor, clock: ManualClock) -> None:
+    seen: list[str] = []
+
+    def waits_by_turning() -> None:
+        reactor.poll(clock())
+        seen.append("outer")
+
+    reactor.call_soon(waits_by_turning)
+    reactor.call_soon(lambda: seen.append("inner"))
+    assert reactor.poll(clock()) == 1
+    assert seen == ["inner", "outer"]
+
+
+def test_one_turn_fires_a_bounded_number_of_timers(reactor: Reactor, clock: ManualClock) -> None:
+    seen: list[int] = []
+    for number in range(TIMERS_MAX + 10):
+        reactor.call_later(1.0, lambda number=number: seen.append(number))  # type: ignore[misc]
+    clock.advance(1.0)
+    assert reactor.poll(clock()) == TIMERS_MAX
+    assert reactor.poll(clock()) == 10
+    assert seen == list(range(TIMERS_MAX + 10))
+
+
+def test_a_timer_that_raises_takes_no_other_with_it(reactor: Reactor, clock: ManualClock) -> None:
+    seen: list[int] = []
+
+    def fail() -> None:
+        raise KeyError("once")
+
+    for callback in (fail, lambda: seen.append(1), lambda: seen.append(2)):
+        reactor.call_later(1.0, callback)
+    clock.advance(1.0)
+    with pytest.raises(KeyError, match="once"):
+        reactor.poll(clock())
+    reactor.poll(clock())
+    assert seen == [1, 2]
+
+
+def test_a_timer_that_waits_by_turning_keeps_no_other_from_firing(reactor: Reactor, clock: ManualClock) -> None:
+    answered = Future()
+    turns: list[int] = []
+
+    def waits_by_turning() -> None:
+        while not answered.done() and len(turns) < 10:
+            turns.append(reactor.poll(clock()))
+
+    reactor.call_later(1.0, waits_by_turning)
+    reactor.call_later(1.0, lambda: answered.set_result(None))
+    reactor.poll(clock.advance(1.0))
+    assert turns == [1]
+
+
 def test_a_watched_descriptor_calls_back_until_it_is_unwatched(reactor: Reactor) -> None:
     reading, writing = os.pipe()
     seen: list[bytes] = []
@@ -204,6 +255,7 @@ def test_a_watched_descriptor_calls_back_until_it_is_unwatched(reactor: Reactor)
         assert seen == []
         os.write(writing, b"hello")
         reactor.park(PATIENCE_S)
+        reactor.poll(0.0)
         assert seen == [b"hello"]
         reactor.unwatch(reading)
         reactor.unwatch(reading)
@@ -222,9 +274,11 @@ def test_watching_again_changes_what_is_waited_for(reactor: Reactor) -> None:
         seen: list[int] = []
         reactor.watch(one.fileno(), seen.append)
         reactor.park(0.0)
+        reactor.poll(0.0)
         assert seen == []
         reactor.watch(one.fileno(), seen.append, select.EPOLLOUT)
         reactor.park(PATIENCE_S)
+        reactor.poll(0.0)
         assert seen == [select.EPOLLOUT]
         reactor.unwatch(one.fileno())
 
@@ -244,32 +298,11 @@ def test_a_callback_may_unwatch_one_that_is_ready_with_it(reactor: Reactor) -> N
     for _, other in pairs:
         other.send(b"x")
     reactor.park(PATIENCE_S)
+    reactor.poll(0.0)
     assert len(seen) == 1
     for pair in pairs:
         for each in pair:
             each.close()
-
-
-# -- parking -----------------------------------------------------------------------------------------------------------
-
-
-class Source:
-    """Something to poll, as a ring would be."""
-
-    def __init__(self) -> None:
-        self.work = 0
-        self.slept: list[bool] = []
-
-    def poll(self) -> int:
-        done, self.work = self.work, 0
-        return done
-
-    def prepare_sleep(self, sleeping: bool) -> float:
-        self.slept.append(sleeping)
-        return 1.0
-
-    def has_work(self) -> bool:
-        return self.work > 0
 
 
 def test_sources_are_polled_every_turn_until_removed(reactor: Reactor, clock: ManualClock) -> None:
@@ -283,50 +316,6 @@ def test_sources_are_polled_every_turn_until_removed(reactor: Reactor, clock: Ma
     reactor.remove_source(source)
     source.work = 1
     assert reactor.poll(clock()) == 0
-
-
-def test_parking_tells_the_sources_and_does_not_sleep_on_work(reactor: Reactor) -> None:
-    source = Source()
-    reactor.add_source(source)
-    source.work = 1
-    parks = reactor.parks
-    reactor.park(PATIENCE_S)
-    assert reactor.parks == parks
-    assert source.slept == [True, False]
-    assert not reactor.parked
-
-
-def test_parking_lasts_no_longer_than_the_next_timer(reactor: Reactor, clock: ManualClock) -> None:
-    reactor.call_later(0.01, bool)
-    started = time.monotonic()
-    reactor.park(PATIENCE_S)
-    assert time.monotonic() - started < PATIENCE_S
-    reactor.call_soon(bool)
-    reactor.park(PATIENCE_S)  # something is ready: it does not even sleep
-
-
-def test_another_thread_ends_a_park(reactor: Reactor) -> None:
-    for wake in (reactor.wake, lambda: reactor.call_soon(bool)):
-
-        def when_parked(wake: object = wake) -> None:
-            deadline = time.monotonic() + PATIENCE_S
-            while not reactor.parked and time.monotonic() < deadline:
-                os.sched_yield()
-            wake()  # type: ignore[operator]
-
-        thread = threading.Thread(target=when_parked)
-        thread.start()
-        reactor.park(PATIENCE_S)
-        thread.join(PATIENCE_S)
-        assert not reactor.parked
-        turn_until_idle(reactor)
-
-
-def test_a_wake_before_the_park_is_not_lost(reactor: Reactor) -> None:
-    reactor.wake()
-    started = time.monotonic()
-    reactor.park(PATIENCE_S)
-    assert time.monotonic() - started < PATIENCE_S
 
 
 def test_after_close_turning_finds_nothing_and_waking_does_nothing(reactor: Reactor, clock: ManualClock) -> None:

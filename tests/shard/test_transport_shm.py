@@ -99,12 +99,31 @@ class TestShm(TransportContract):
         world.turn_until(lambda: two.messages)
         connection = two.connection
         assert isinstance(connection, ShmConnection)
-        world.reactor.unwatch(connection._socket.fileno())
-        connection._socket.close()  # as the kernel does for a killed process
+        world.reactor.unwatch(connection.notes.fileno())
+        connection.notes._socket.close()  # as the kernel does for a killed process
         world.turn_until(lambda: one.ends)
         assert isinstance(one.ends[0], PeerLostError)
         assert "died or hung up" in str(one.ends[0])
         assert one.connection._slab.statistics().blocks_used == 0  # type: ignore[attr-defined]
+
+    def test_a_segment_that_its_owner_dropped_is_unmapped_over_there(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        sender, receiver = one.connection, two.connection
+        assert isinstance(sender, ShmConnection) and isinstance(receiver, ShmConnection)
+        slab = sender._slab
+        slab.limit_bytes = 60 << 20  # no room for both: the second array needs the place of the first
+        large = slab.empty((10 << 20,), np.uint8)
+        sender.send(b"", [large])
+        world.turn_until(lambda: two.messages)
+        mapped = set(receiver._segments)
+        two.messages.clear()
+        del large
+        world.turn_until(lambda: slab.statistics().blocks_used == 0)
+        other = slab.empty((50 << 20,), np.uint8)
+        sender.send(b"", [other])
+        world.turn_until(lambda: two.messages)
+        assert slab.segments_dropped
+        world.turn_until(lambda: not mapped & set(receiver._segments))
 
     @pytest.mark.parametrize(
         "record",

@@ -2,26 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import resource
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from shard import (
     AddressInUseError,
     AuthenticationError,
+    Limits,
     Node,
     PeerLostError,
+    Reactor,
     RemoteProtocolError,
     Slab,
     TcpTransport,
     Transport,
     UnreachableError,
 )
-from shard.transport.meeting import meet
+from shard.handshake import HANDSHAKE_VERSION, HELLO, MAGIC, PROOF_BYTES, Connector
+from shard.identity import PeerIdentity
+from shard.transport.meeting import ACCEPT_PAUSE_S, DoorStatistics, meet
+from shard.transport.refusals import LINES_PER_WINDOW, WINDOW_S
 from shard.transport.tcp import KIND, parse_address
-from tests.transport_contract import LIMITS, Side, TransportContract, World
+from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
+
+
+def hello() -> bytes:
+    """A good one."""
+    return Connector(b"", KIND, 1, bytes(32)).start()
+
+
+def receive_all(sock: socket.socket) -> bytes:
+    """Until the other side hangs up; what it never read makes that a reset."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(4096):
+            received += data
+    return received
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    return receive_all(sock) == b""
+
+
+class QuietWorld:
+    """A listener, time that passes only when it is told to, and nobody connected yet."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.now = 100.0
+        self.accepted = 0
+        self._slab = Slab()
+        self._reactor = Reactor(lambda: self.now)
+        transport = TcpTransport(Node(secret=b"", incarnation=7, limits=limits), self._slab)
+        self._listener = transport.listen("tcp://127.0.0.1:0", self._reactor, self._count)
+        self.door = self._listener._door
+        self.where = parse_address(self._listener.address)
+
+    def _count(self, connection: object) -> None:
+        self.accepted += 1
+
+    def knock(self, source: str = "127.0.0.1") -> socket.socket:
+        """A socket that has connected, once the listener has taken note of it."""
+        before = self._seen()
+        sock = socket.create_connection(self.where, PATIENCE_S, (source, 0))
+        self.look_until(lambda: self._seen() > before)
+        return sock
+
+    def _seen(self) -> int:
+        there = self.door.statistics()
+        return there.greetings + there.refused + there.too_many + there.shed
+
+    def look(self) -> None:
+        """At all descriptors and timers, at this very time."""
+        self._reactor.warm_turns = 1
+        self._reactor.poll(self.now)
+
+    def look_until(self, done: Callable[[], object], each_s: float = 0.0) -> None:
+        """`each_s` is how much time passes from look to look."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            assert time.monotonic() < deadline, "it did not come to pass"
+            self.look()
+            self.now += each_s
+
+    def close(self) -> None:
+        self._listener.close()
+        self._reactor.close()
+        self._slab.close()
+
+
+@pytest.fixture
+def quiet() -> Iterator[QuietWorld]:
+    world = QuietWorld()
+    yield world
+    world.close()
 
 
 class TestTcp(TransportContract):
@@ -136,6 +217,134 @@ class TestTcp(TransportContract):
         assert not door._greetings
         assert sock.recv(100) == b""
         sock.close()
+        world.close()
+
+    def test_a_peer_that_sends_a_byte_a_second_is_cut_all_the_same(self, quiet: QuietWorld) -> None:
+        with quiet.knock() as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in hello()[: int(LIMITS.handshake_s)]:
+                assert quiet.door.statistics().greetings == 1
+                sock.sendall(bytes([byte]))
+                quiet.look()
+                quiet.now += 1.0
+            quiet.look()
+            assert quiet.door.statistics() == DoorStatistics(greetings=0, accepted=0, refused=1, too_many=0, shed=0)
+            assert has_hung_up(sock)
+
+    def test_more_than_the_first_message_is_not_looked_at(self, quiet: QuietWorld) -> None:
+        with quiet.knock() as sock:
+            sock.sendall(hello() + bytes(100_000))  # 32 bytes of it are taken for a proof
+            quiet.look_until(lambda: quiet.door.statistics().refused)
+            answer = receive_all(sock)
+            assert len(answer) in (HELLO.size + PROOF_BYTES, HELLO.size + PROOF_BYTES + 1)
+            assert quiet.accepted == 0
+
+    def test_those_over_the_bound_are_hung_up_on_at_once_and_the_rest_go_on(self, quiet: QuietWorld) -> None:
+        most = LIMITS.handshakes_per_host_max
+        with contextlib.ExitStack() as stack:
+            socks = [stack.enter_context(quiet.knock()) for _ in range(most)]
+            for _ in range(3):
+                assert has_hung_up(stack.enter_context(quiet.knock()))
+            assert quiet.door.statistics() == DoorStatistics(greetings=most, accepted=0, refused=0, too_many=3, shed=0)
+            socks.pop().close()
+            quiet.look_until(lambda: quiet.door.statistics().greetings == most - 1)
+            stack.enter_context(quiet.knock())
+            assert quiet.door.statistics().greetings == most
+
+    def test_one_host_cannot_take_all_places(self) -> None:
+        limits = dataclasses.replace(LIMITS, handshakes_max=3, handshakes_per_host_max=2)
+        quiet = QuietWorld(limits)
+        with contextlib.ExitStack() as stack:
+            for source in ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.3"):
+                stack.enter_context(quiet.knock(source))
+            assert quiet.door.statistics() == DoorStatistics(greetings=3, accepted=0, refused=0, too_many=2, shed=0)
+        quiet.close()
+
+    def test_without_descriptors_those_who_knock_are_hung_up_on_until_there_are_some(
+        self, quiet: QuietWorld, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.ExitStack() as stack:
+            socks = [stack.enter_context(socket.socket()) for _ in range(5)]
+            taken = [os.open(os.devnull, os.O_RDONLY)]
+            stack.callback(lambda: [os.close(fd) for fd in taken])
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 50, before[1]))
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        taken.append(os.open(os.devnull, os.O_RDONLY))
+                for sock in socks[:4]:
+                    sock.connect(quiet.where)
+                    quiet.look_until(lambda: quiet.door.statistics().shed == socks.index(sock) + 1, ACCEPT_PAUSE_S)  # noqa: B023
+                    assert has_hung_up(sock)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            socks[4].connect(quiet.where)
+            quiet.look_until(lambda: quiet.door.statistics().greetings, ACCEPT_PAUSE_S)
+        said = [record.getMessage() for record in caplog.records if "refused" not in record.getMessage()]
+        assert said == [
+            "no descriptors left: hanging up on who connects; raise `ulimit -n`, or lower limits.connections_max",
+            "accepting connections again: 4 were hung up on for want of descriptors so far",
+        ]
+
+    def test_a_flood_of_refusals_is_counted_but_not_all_of_it_logged(
+        self, quiet: QuietWorld, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for number in range(LINES_PER_WINDOW + 7):
+            with quiet.knock() as sock:
+                sock.sendall(bytes(HELLO.size))
+                quiet.look_until(lambda: quiet.door.statistics().refused == number + 1)  # noqa: B023
+        assert len(caplog.records) == LINES_PER_WINDOW
+        quiet.now += WINDOW_S
+        with quiet.knock() as sock:
+            sock.sendall(bytes(HELLO.size))
+            quiet.look_until(lambda: quiet.door.statistics().refused == LINES_PER_WINDOW + 8)
+        assert caplog.messages[-1].endswith("(and 7 refusals before it that were not logged)")
+
+    def test_a_peer_of_another_version_is_told_which_is_spoken_here(self, quiet: QuietWorld) -> None:
+        with quiet.knock() as sock:
+            sock.sendall(HELLO.pack(MAGIC, HANDSHAKE_VERSION + 1, KIND, 1, bytes(32)))
+            quiet.look_until(lambda: quiet.door.statistics().refused)
+            answer = receive_all(sock)
+        assert HELLO.unpack(answer[: HELLO.size])[:2] == (MAGIC, HANDSHAKE_VERSION)
+        assert answer[HELLO.size :] == bytes(PROOF_BYTES), "no proof of anything"
+
+    @pytest.mark.parametrize("length", [1, HELLO.size - 1, HELLO.size, HELLO.size + PROOF_BYTES - 1])
+    def test_a_peer_that_stops_in_the_middle_proves_nothing(self, quiet: QuietWorld, length: int) -> None:
+        with quiet.knock() as sock:
+            sock.sendall((hello() + bytes(PROOF_BYTES))[:length])
+            sock.shutdown(socket.SHUT_WR)
+            quiet.look_until(lambda: quiet.door.statistics().refused)
+        assert quiet.accepted == 0
+
+    def test_an_answer_that_comes_a_byte_at_a_time_is_not_waited_for_longer(self) -> None:
+        """The listener drips: each byte comes in time, all of them together do not."""
+        with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
+            other, _ = listening.accept()
+            with other:
+                other.sendall(b"P")
+                with pytest.raises(UnreachableError, match=r"did not finish the handshake within 0\.05 s"):
+                    meet(sock, "tcp://slow", Node(secret=b"", incarnation=1, limits=LIMITS), KIND, 0.05)
+
+    def test_the_secret_is_in_no_text(self, caplog: pytest.LogCaptureFixture) -> None:
+        secret = b"a-secret-nobody-may-read"
+        world = World(self.make, self.address, secret=secret)
+        transport = TcpTransport(Node(secret=b"another-secret", incarnation=2, limits=LIMITS), world.slabs[1])
+        with pytest.raises(AuthenticationError) as caught:
+            world.call(transport)
+        one, two = world.connect()
+        texts = [
+            repr(caught.value),
+            caplog.text,
+            repr(one.connection),
+            repr(two.connection),
+            repr(world.listener),
+            repr(transport),
+        ]
+        texts.append(repr(two.connection.peer_identity))  # type: ignore[attr-defined]
+        assert not [text for text in texts if "-secret" in text]
+        assert two.connection.peer_identity == PeerIdentity(secret="job")  # type: ignore[attr-defined]
+        one.connection.close()
         world.close()
 
     @pytest.mark.parametrize("address", ["nonsense", "host:port", ":80", "127.0.0.1:70000"])

@@ -1,0 +1,162 @@
+"""Huge pages for shared memory: 2 MiB at a time instead of 4 KiB, where the machine offers them.
+
+Reserving and attaching a segment is work per page. Measured on a 2-core VM with Linux 6.18, 128 MiB: reserving 16 ms instead of
+53, attaching at the peer 0.3 ms instead of 7.7; copies through warm pages are as fast as before (7.3 GB/s), scattered reads gain
+a fifth or so. Memory that the VM's host has never given it yet takes 200-400 ms either way. Two offers, and how each is made:
+
+    transparent   mount -o remount,huge=advise /dev/shm   made of free memory; as ever counted against the size of /dev/shm
+    reserved      sysctl vm.nr_hugepages=N                set aside for all processes of the machine, outside /dev/shm
+
+Transparent ones come first: the reserved pool may have been set aside for somebody else. `shmem_enabled` under
+/sys/kernel/mm/transparent_hugepage is not asked, but for its words "deny" and "force": the others are about memory that lies in
+no mounted file system, whose size nothing bounds, so that a full machine would end in the out-of-memory killer instead of
+ShmFull (Linux, Documentation/admin-guide/mm/transhuge.rst; mount option huge= of tmpfs(5)).
+
+Either way every page is there before a segment is used. Transparent ones are ordinary pages of the file, huge or not, and
+posix_fallocate sees to all of them; on the reserved ones posix_fallocate takes the pages themselves out of the pool.
+
+PRPC_HUGE_PAGES: auto (the default: where offered), never, require (ShmFull where they cannot be had).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import numpy as np
+
+HUGE_PAGE_BYTES = 2 << 20  # of x86-64; those of 1 GiB are too large to cut segments from
+VARIABLE = "PRPC_HUGE_PAGES"
+Policy = Literal["auto", "never", "require"]
+
+POOL = "sys/kernel/mm/hugepages/hugepages-2048kB"
+SHMEM_ENABLED = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+_MADV_POPULATE_WRITE = 23  # madvise(2), from Linux 5.14 on; the mmap module has no name for it
+
+
+@dataclass(frozen=True)
+class HugePageOffer:
+    """What there is right now."""
+
+    transparent: bool  # files in /dev/shm may get them
+    reserved_free_bytes: int  # in the pool, and promised to nobody
+
+
+NOTHING = HugePageOffer(transparent=False, reserved_free_bytes=0)
+
+
+def read_huge_page_offer(root: Path = Path("/")) -> HugePageOffer:
+    """What the files under `root` say; nothing is offered where they are missing."""
+    chosen = (_read(root / SHMEM_ENABLED) or "").partition("[")[2].partition("]")[0]
+    transparent = chosen == "force" or (chosen != "deny" and _huge_option(root) in ("always", "within_size", "advise"))
+    free = max(0, _number(root / POOL / "free_hugepages") - _number(root / POOL / "resv_hugepages"))
+    return HugePageOffer(transparent, free * HUGE_PAGE_BYTES)
+
+
+def huge_page_policy() -> Policy:
+    """What PRPC_HUGE_PAGES asks for. Raises ValueError."""
+    text = os.environ.get(VARIABLE, "auto")
+    if text not in get_args(Policy):
+        raise ValueError(f"{VARIABLE}={text!r}: allowed are {', '.join(get_args(Policy))}")
+    return cast(Policy, text)
+
+
+def suits(size_bytes: int) -> bool:
+    """Whether a segment can consist of huge pages: whole ones only. Rings and counters never do, because of their headers."""
+    return size_bytes > 0 and size_bytes % HUGE_PAGE_BYTES == 0
+
+
+def take_reserved(size_bytes: int, name: str) -> int | None:
+    """The descriptor of a file of `size_bytes` made of reserved pages, all of them taken, or None; `name` is only shown.
+
+    It is a file of its own, not one in /dev/shm, and goes with its last descriptor and mapping just the same.
+    """
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    except OSError:  # a kernel or sandbox without them
+        return None
+    try:
+        os.fchmod(fd, 0o600)
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError:  # others were faster, or the cgroup may have fewer (hugetlb.2MB.max)
+        os.close(fd)
+        return None
+    return fd
+
+
+def ask_for_transparent(fd: int, size_bytes: int) -> None:
+    """Fill the empty file `fd` in /dev/shm with huge pages, as far as there are any; posix_fallocate does the rest.
+
+    The advice belongs to a mapping, and posix_fallocate has none: under huge=advise it would take small pages. Populating by
+    madvise stops with an error where touching the memory would be SIGBUS.
+    """
+    space = os.fstatvfs(fd)
+    if space.f_blocks and space.f_bavail * space.f_frsize < size_bytes:  # 0 blocks: mounted without a bound
+        return  # it would fill what is left, for nothing
+    os.ftruncate(fd, size_bytes)
+    with mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED) as mapping:
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+            mapping.madvise(_MADV_POPULATE_WRITE)
+        except OSError:  # an older kernel, or no room: small pages, or ShmFull, are the next step's business
+            return
+
+
+def page_bytes(memory: memoryview) -> int:
+    """The size of the pages under a mapping that this process has touched: HUGE_PAGE_BYTES when all of them are huge."""
+    address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    for line in _lines_of_mapping(address):
+        name, _, value = line.partition(":")
+        if name == "KernelPageSize" and _kib(value) > mmap.PAGESIZE:  # reserved ones
+            return _kib(value)
+        if name == "ShmemPmdMapped" and _kib(value) >= len(memory):
+            return HUGE_PAGE_BYTES
+    return mmap.PAGESIZE
+
+
+def _lines_of_mapping(address: int) -> list[str]:
+    """What proc_pid_smaps(5) says about the mapping at `address`."""
+    found: list[str] = []
+    inside = False
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            first = line.split(maxsplit=1)[0]
+            if not first.endswith(":"):  # "7f00-7f80 rw-s ...": the next mapping begins
+                if inside:
+                    break
+                start, _, end = first.partition("-")
+                inside = int(start, 16) <= address < int(end, 16)
+            elif inside:
+                found.append(line)
+    return found
+
+
+def _kib(value: str) -> int:
+    """ "  2048 kB" in bytes."""
+    return int(value.split()[0]) << 10
+
+
+def _huge_option(root: Path) -> str | None:
+    """The word after huge= among the mount options of /dev/shm; what is mounted last hides what was there before."""
+    found = None
+    for line in (_read(root / "proc/self/mountinfo") or "").splitlines():
+        fields = line.split(" ")  # proc_pid_mountinfo(5): the mount point is the fifth, the file system's options the last
+        if len(fields) > 6 and fields[4] == "/dev/shm":
+            options = dict(option.partition("=")[::2] for option in fields[-1].split(","))
+            found = options.get("huge")
+    return found
+
+
+def _number(path: Path) -> int:
+    text = _read(path)
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None

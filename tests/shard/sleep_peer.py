@@ -1,0 +1,131 @@
+"""Two processes that put each other to sleep and wake each other, as often as they can: what test_sleep.py runs.
+
+    python -m tests.shard.sleep_peer SOCKET_FD SEGMENT_FD SEED right|broken PATIENCE_S     the other; prints its report
+
+Each message is followed by a second one, a random moment later, so that a message meets its receiver in every phase of falling
+asleep: the gap covers its waking up (some 30 us), its handling of the first, and its way back to sleep.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+
+from shard import DEFAULT_LIMITS, Reactor, Slab
+from shard.idle import Park
+from shard.segment import Segment
+from shard.transport.shm_connection import ShmConnection, connection_over
+
+MESSAGE = struct.Struct("<QQ")  # its number, and when it was sent: ns of the monotonic clock, which both processes read
+STOP = 1 << 63  # added to the number of the last one
+GAP_NS_MAX = 120_000
+LONG_NS = 1_000_000
+
+
+@dataclass
+class Report:
+    """What one side saw."""
+
+    parks: int = 0
+    wakeups: int = 0
+    late_wakes: int = 0
+    messages: int = 0
+    out_of_order: int = 0
+    delays_ns: list[int] = field(default_factory=list)  # from sending to having it, of a first message: its reader slept
+
+
+class LooksTooEarly(Reactor):
+    """A broken handshake: it looks for work before it says that it sleeps, and so misses what comes in between."""
+
+    def _announce_sleep(self, timeout_s: float) -> float:
+        self._work_seen = super()._sources_have_work()
+        return super()._announce_sleep(timeout_s)
+
+    def _sources_have_work(self) -> bool:
+        if self._work_seen is None:
+            return super()._sources_have_work()
+        seen, self._work_seen = self._work_seen, None  # the look after the sleep is an honest one
+        return seen
+
+    _work_seen: bool | None = None
+
+
+class Side:
+    """One of the two. Parks as soon as it finds nothing, until a doorbell rings."""
+
+    def __init__(self, sock: socket.socket, segment: Segment, is_first: bool, seed: int, broken: bool) -> None:
+        self.reactor: Reactor = LooksTooEarly(time.monotonic) if broken else Reactor(time.monotonic)
+        self.slab = Slab()
+        self.connection: ShmConnection = connection_over(sock, segment, is_first, "the other side", DEFAULT_LIMITS, self.slab)
+        self.connection.on_message = lambda body, _=(): self._take(bytes(body))
+        self.connection.attach(self.reactor)
+        self.report = Report()
+        self.stopped = False
+        self._random = random.Random(seed)
+        self._next = 0  # number of the next message to send
+        self._expected = 0
+
+    def _take(self, body: bytes) -> None:
+        number, sent_ns = MESSAGE.unpack(body)
+        stop = number & STOP
+        number &= ~STOP
+        self.report.messages += 1
+        self.report.out_of_order += number != self._expected
+        self._expected += 1
+        if number % 2 == 0 and number:  # the very first waited for a process to start
+            self.report.delays_ns.append(time.monotonic_ns() - sent_ns)
+        self.stopped = self.stopped or bool(stop)
+
+    def send_pair(self, last: bool = False) -> None:
+        """Two messages, a random gap apart."""
+        stop = STOP if last else 0
+        self.connection.send(MESSAGE.pack(self._next, time.monotonic_ns()))
+        until = time.monotonic_ns() + self._random.randrange(GAP_NS_MAX)
+        while time.monotonic_ns() < until:
+            continue
+        self.connection.send(MESSAGE.pack((self._next + 1) | stop, time.monotonic_ns()))
+        self._next += 2
+
+    def wait_for_pair(self, deadline: float) -> bool:
+        """Turn and park until both messages of the other side's next pair are here; False when time is over, or it is gone."""
+        wanted = self._next_pair_ends()
+        idle = Park()
+        reactor = self.reactor
+        while self.report.messages < wanted:
+            now = time.monotonic()
+            if self.connection.error is not None or now > deadline:
+                return False
+            if not reactor.poll(now):
+                reactor.park(idle.idle(now))
+        return True
+
+    def _next_pair_ends(self) -> int:
+        return (self.report.messages // 2 + 1) * 2
+
+    def close(self) -> Report:
+        """End, and say what was seen."""
+        reactor, report = self.reactor, self.report
+        report.parks, report.wakeups, report.late_wakes = reactor.parks, reactor.wakeups, reactor.late_wakes
+        self.connection.close()
+        reactor.close()
+        self.slab.close()
+        return report
+
+
+def main(socket_fd: int, segment_fd: int, seed: int, broken: bool, patience_s: float) -> None:
+    """The second process: answers each pair with a pair, until the last."""
+    side = Side(socket.socket(fileno=socket_fd), Segment.attach(segment_fd), False, seed, broken)
+    deadline = time.monotonic() + patience_s
+    while not side.stopped and side.wait_for_pair(deadline):
+        if not side.stopped:
+            side.send_pair()
+    print(json.dumps(asdict(side.close())))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "broken", float(sys.argv[5]))

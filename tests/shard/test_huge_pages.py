@@ -1,0 +1,241 @@
+"""Huge pages: what machines made of files offer, and what segments really consist of where they are offered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shard import ShmFull, huge_pages
+from shard.huge_pages import HUGE_PAGE_BYTES, NOTHING, HugePageOffer, read_huge_page_offer
+from shard.segment import Segment
+from tests.shard.small_shm import run_with_own_shm
+
+POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+MOUNTED = "59 58 0:23 / /dev/shm rw,relatime shared:4 - tmpfs tmpfs rw,size=24684084k{}"
+
+
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+# -- what is offered ---------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_that_shows_nothing_offers_nothing(tmp_path: Path) -> None:
+    assert read_huge_page_offer(tmp_path) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("option", "offered"),
+    [("", False), (",huge=never", False), (",huge=advise", True), (",huge=within_size,inode64", True), (",huge=always", True)],
+)
+def test_the_mount_of_dev_shm_says_whether_its_files_get_them(tmp_path: Path, option: str, offered: bool) -> None:
+    write(tmp_path, "proc/self/mountinfo", f"1 0 0:1 / /tmp rw - tmpfs tmpfs rw,huge=always\n{MOUNTED.format(option)}")
+    assert read_huge_page_offer(tmp_path).transparent == offered
+
+
+@pytest.mark.parametrize(("upper", "offered"), [("", False), (",huge=advise", True)])
+def test_of_two_mounts_the_upper_one_counts(tmp_path: Path, upper: str, offered: bool) -> None:
+    write(tmp_path, "proc/self/mountinfo", f"{MOUNTED.format(',huge=always')}\n{MOUNTED.format(upper)}")
+    assert read_huge_page_offer(tmp_path).transparent == offered
+
+
+@pytest.mark.parametrize(
+    ("word", "option", "offered"),
+    [("deny", ",huge=always", False), ("force", "", True), ("always", "", False), ("never", ",huge=advise", True)],
+)
+def test_the_kernel_can_overrule_the_mount_and_else_speaks_of_memory_outside_of_it(
+    tmp_path: Path, word: str, option: str, offered: bool
+) -> None:
+    words = "always within_size advise never deny force".replace(word, f"[{word}]")
+    write(tmp_path, "sys/kernel/mm/transparent_hugepage/shmem_enabled", words)
+    write(tmp_path, "proc/self/mountinfo", MOUNTED.format(option))
+    assert read_huge_page_offer(tmp_path).transparent == offered
+
+
+def test_reserved_pages_that_are_promised_to_others_are_not_free(tmp_path: Path) -> None:
+    write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "10")
+    assert read_huge_page_offer(tmp_path) == HugePageOffer(transparent=False, reserved_free_bytes=10 * HUGE_PAGE_BYTES)
+    write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "7")
+    assert read_huge_page_offer(tmp_path).reserved_free_bytes == 3 * HUGE_PAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "suits"),
+    [(0, False), (4096, False), (HUGE_PAGE_BYTES, True), (HUGE_PAGE_BYTES + 4096, False), (8 * HUGE_PAGE_BYTES, True)],
+)
+def test_only_segments_of_whole_huge_pages_get_them(size_bytes: int, suits: bool) -> None:
+    assert huge_pages.suits(size_bytes) == suits
+
+
+# -- the switch --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "yes", "AUTO", "1"])
+def test_a_bad_value_is_named_with_what_is_allowed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRPC_HUGE_PAGES", text)
+    with pytest.raises(ValueError, match=f"PRPC_HUGE_PAGES='{text}': allowed are auto, never, require"):
+        Segment.create(HUGE_PAGE_BYTES)
+
+
+@contextmanager
+def machine_offers(offer: HugePageOffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setattr(huge_pages, "read_huge_page_offer", lambda: offer)
+        yield
+
+
+@pytest.mark.parametrize("offer", [NOTHING, HugePageOffer(True, 0), HugePageOffer(False, 1 << 60)])
+def test_an_offer_that_comes_to_nothing_is_no_error(offer: HugePageOffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those here none is kept: /dev/shm is mounted without huge pages, and the pool has none."""
+    monkeypatch.setattr(huge_pages, "take_reserved", lambda size_bytes, name: None)
+    with machine_offers(offer, monkeypatch):
+        segment = Segment.create(2 * HUGE_PAGE_BYTES)
+    assert os.fstat(segment.fd).st_blocks * 512 >= 2 * HUGE_PAGE_BYTES
+    segment.memory[-1] = 1
+    segment.close()
+
+
+def test_where_they_are_required_and_not_offered_is_shm_full_and_says_how_to_offer_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRPC_HUGE_PAGES", "require")
+    words = r"no huge pages for a segment of 2.0 MiB.*off, 0.0 MiB of reserved.*remount,huge=advise.*nr_hugepages"
+    with machine_offers(NOTHING, monkeypatch), pytest.raises(ShmFull, match=words):
+        Segment.create(HUGE_PAGE_BYTES)
+
+
+def test_rings_and_other_odd_sizes_are_made_of_small_pages_even_where_huge_ones_are_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PRPC_HUGE_PAGES", "require")
+    for segment in (Segment.create(HUGE_PAGE_BYTES + 4096), Segment.create(4096)):
+        assert segment.page_bytes == os.sysconf("SC_PAGE_SIZE")
+        segment.close()
+
+
+# -- the real thing ----------------------------------------------------------------------------------------------------
+
+REAL = """
+import os
+import numpy as np
+from shard.segment import Segment, ShmFull
+MIB = 1 << 20
+"""
+
+
+@pytest.mark.parametrize("option", ["advise", "within_size", "always"])
+def test_transparent_ones_are_really_huge_here_and_at_the_peer_and_count_against_dev_shm(option: str) -> None:
+    program = """
+before = os.statvfs("/dev/shm").f_bfree
+segment = Segment.create(16 * MIB)
+assert segment.page_bytes == 2 * MIB, segment.page_bytes
+assert (before - os.statvfs("/dev/shm").f_bfree) * os.statvfs("/dev/shm").f_frsize == 16 * MIB
+assert os.fstat(segment.fd).st_blocks * 512 == 16 * MIB, "not every page is reserved"
+assert not np.frombuffer(segment.memory, np.uint8).any()
+peer = Segment.attach(segment.read_only_fd(), writable=False)
+np.frombuffer(segment.memory, np.uint8)[:] = 7
+assert np.frombuffer(peer.memory, np.uint8).min() == 7
+assert peer.page_bytes == 2 * MIB, peer.page_bytes
+"""
+    run_with_own_shm(f"size=64m,huge={option}", REAL + program)
+
+
+def test_transparent_ones_that_do_not_fit_are_shm_full_and_others_cannot_take_ours_later() -> None:
+    program = """
+try:
+    Segment.create(128 * MIB)
+except ShmFull as error:
+    assert "128.0 MiB: 64.0 MiB of 64.0 MiB free" in str(error), str(error)
+else:
+    raise AssertionError("no ShmFull")
+segment = Segment.create(16 * MIB)
+with open("/dev/shm/others", "wb", buffering=0) as others:
+    try:
+        while others.write(bytes(MIB)) == MIB:
+            continue
+    except OSError as error:
+        assert error.errno == 28
+array = np.frombuffer(segment.memory, np.uint8)
+array[:] = 3
+assert int(array.sum()) == 3 * 16 * MIB
+"""
+    run_with_own_shm("size=64m,huge=advise", REAL + program)
+
+
+def test_with_the_switch_at_never_none_are_taken() -> None:
+    program = """
+os.environ["PRPC_HUGE_PAGES"] = "never"
+assert Segment.create(4 * MIB).page_bytes == 4096
+os.environ["PRPC_HUGE_PAGES"] = "require"
+assert Segment.create(4 * MIB).page_bytes == 2 * MIB
+"""
+    run_with_own_shm("size=64m,huge=advise", REAL + program)
+
+
+@pytest.fixture
+def pool_of_4() -> Iterator[int]:
+    """Four reserved pages more than there were, while the test runs; how many are free."""
+    path = POOL / "nr_hugepages"
+    if not os.access(path, os.W_OK):
+        pytest.skip("reserving huge pages needs root and a kernel with a pool of 2 MiB pages that it lets us change")
+    before = int(path.read_text())
+    try:
+        path.write_text(str(before + 4))
+        if int(path.read_text()) != before + 4:
+            pytest.skip("this machine's memory has no four huge pages left to reserve")
+        yield int((POOL / "free_hugepages").read_text())
+    finally:
+        path.write_text(str(before))
+
+
+def test_reserved_ones_are_all_taken_at_creation_and_come_back_with_the_last_mapping(pool_of_4: int) -> None:
+    program = f"""
+from pathlib import Path
+def free():
+    return int(Path("{POOL}/free_hugepages").read_text())
+segment = Segment.create(8 * MIB)
+assert segment.page_bytes == 2 * MIB, segment.page_bytes
+assert free() == {pool_of_4} - 4, "not every page is reserved"
+os.environ["PRPC_HUGE_PAGES"] = "require"
+try:
+    Segment.create({pool_of_4} * 2 * MIB)  # more than are left now
+except ShmFull as error:
+    assert "no huge pages" in str(error), str(error)
+else:
+    raise AssertionError("no ShmFull")
+os.environ["PRPC_HUGE_PAGES"] = "auto"
+small = Segment.create({pool_of_4} * 2 * MIB)
+assert small.page_bytes == 4096, "the next best, not an error"
+array = np.frombuffer(segment.memory, np.uint8)
+assert not array.any()
+array[:] = 7
+reader = Segment.attach(segment.read_only_fd(), writable=False)
+assert np.frombuffer(reader.memory, np.uint8).min() == 7
+try:
+    os.ftruncate(reader.fd, 0)
+except OSError:
+    pass
+else:
+    raise AssertionError("truncated")
+assert os.fstat(segment.fd).st_mode & 0o777 == 0o600
+segment.close()
+reader.close()
+del array
+assert free() == {pool_of_4}
+"""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", REAL + program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,301 @@
+"""A handler that keeps its reactor from turning is named, with its stack; a reactor that rests costs its watchdog nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shard import Reactor
+from shard.stall import FRAMES_MAX, REPORTS_PER_MINUTE, Finding, StallCheck, StallDetector, whereabouts
+from tests.helpers import ManualClock
+
+PATIENCE_S = 20.0
+BUDGET_S = 0.125  # exact in binary, as is its half: the sums of the clock are, too
+LOOK_S = BUDGET_S / 2
+
+
+# -- the check: by a clock that the test holds ------------------------------------------------------------------------
+
+
+class Watched:
+    """A check and the reactor that it looks at, every half budget."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.check = StallCheck(BUDGET_S)
+        self.turns = 0
+
+    def look(self, moved: bool = False, parked: bool = False, after_s: float = LOOK_S) -> Finding | None:
+        self.turns += moved
+        return self.check.check(self.clock.advance(after_s), self.turns, parked)
+
+    def stall(self, looks: int) -> list[Finding]:
+        """A new turn that lasts so many looks, and the turn after it."""
+        found = [self.look(moved=True), *(self.look() for _ in range(looks)), self.look(moved=True)]
+        return [one for one in found if one is not None]
+
+
+@pytest.fixture
+def watched(clock: ManualClock) -> Watched:
+    return Watched(clock)
+
+
+def test_a_reactor_that_turns_is_left_alone(watched: Watched) -> None:
+    assert [watched.look(moved=True) for _ in range(1000)] == [None] * 1000
+    assert watched.check.stalls == 0
+
+
+def test_a_reactor_that_sleeps_is_left_alone_however_long(watched: Watched) -> None:
+    assert watched.look(parked=True) is None
+    assert watched.look(parked=True, after_s=3600.0) is None
+    assert watched.look(after_s=3600.0) is None  # awake in the same turn, and only now
+    assert watched.check.stalls == 0
+
+
+def test_a_turn_within_its_budget_is_no_stall(watched: Watched) -> None:
+    watched.look(moved=True)
+    assert watched.look() is None
+    assert watched.look(moved=True) is None
+    assert watched.check.stalls == 0
+
+
+def test_a_stall_is_told_past_its_budget_and_when_it_is_over(watched: Watched) -> None:
+    first, last = watched.stall(looks=3)
+    assert first == Finding(pytest.approx(BUDGET_S), False, 0)
+    assert last == Finding(pytest.approx(2 * BUDGET_S), True, 0)
+    assert watched.check.stalls == 1
+    assert watched.check.longest_s == pytest.approx(2 * BUDGET_S)
+
+
+def test_a_stall_that_ends_in_a_park_is_over_too(watched: Watched) -> None:
+    watched.look(moved=True)
+    watched.look()
+    assert watched.look() is not None
+    over = watched.look(parked=True)
+    assert over is not None
+    assert over.over
+    assert watched.look(parked=True) is None
+
+
+def test_a_long_stall_is_told_each_time_it_has_doubled(watched: Watched) -> None:
+    found = watched.stall(looks=2 * 1024 + 10)
+    assert len(found) == 12  # 1, 2, 4 ... 1024 budgets, and the end
+    assert [one.lasted_s for one in found[:-1]] == pytest.approx([BUDGET_S * 2**n for n in range(11)])
+    assert watched.check.stalls == 1
+
+
+def test_many_stalls_are_counted_and_some_of_them_told(watched: Watched) -> None:
+    found = [one for _ in range(50) for one in watched.stall(looks=3)]
+    assert len(found) == 2 * REPORTS_PER_MINUTE
+    assert watched.check.stalls == 50
+    watched.look(moved=True, after_s=60.0)
+    first, *_ = watched.stall(looks=3)
+    assert first.untold == 50 - REPORTS_PER_MINUTE
+
+
+def test_the_longest_counts_though_nobody_is_told(watched: Watched) -> None:
+    for _ in range(REPORTS_PER_MINUTE):
+        watched.stall(looks=3)
+    assert watched.stall(looks=100) == []
+    assert watched.check.longest_s == pytest.approx(101 * LOOK_S)
+
+
+@pytest.mark.parametrize("budget_s", [0.0, -1.0, float("nan")])
+def test_a_budget_must_be_more_than_nothing(budget_s: float) -> None:
+    with pytest.raises(ValueError, match="leave the detector out to have none"):
+        StallCheck(budget_s)
+
+
+# -- whose frames ------------------------------------------------------------------------------------------------------
+
+
+def ping(depth: int, call: Callable[[], object]) -> object:
+    return pong(depth - 1, call) if depth else call()
+
+
+def pong(depth: int, call: Callable[[], object]) -> object:
+    return ping(depth, call)
+
+
+def test_a_thread_in_no_handler_is_the_reactor_itself() -> None:
+    assert whereabouts(None) == ("the reactor itself", "")
+
+
+def test_a_stack_is_cut_at_its_outer_end(clock: ManualClock) -> None:
+    reactor = Reactor(clock)
+    seen: list[tuple[str, str]] = []
+
+    def deep_handler() -> None:
+        ping(FRAMES_MAX, lambda: seen.append(whereabouts(sys._getframe())))
+
+    reactor.call_soon(deep_handler)
+    reactor.poll(clock())
+    reactor.close()
+    ((name, stack),) = seen
+    assert "deep_handler" in name
+    assert stack.count("in ping") + stack.count("in pong") == FRAMES_MAX - 1  # the innermost, and the lambda
+    assert "in deep_handler" not in stack
+
+
+# -- a real reactor in a thread ----------------------------------------------------------------------------------------
+
+
+class Patient:
+    """A reactor turned in a thread of its own, parking at once, and its watchdog. What was reported is in `reports`."""
+
+    def __init__(self, budget_s: float = 0.02) -> None:
+        self.reactor = Reactor(time.monotonic)
+        self.reports: list[str] = []
+        self.reported = threading.Condition()
+        self.stopping = False
+        self.thread = threading.Thread(target=self.turn, name="prpc-test-reactor")
+        self.thread.start()
+        ident = self.thread.ident
+        assert ident is not None
+        self.detector = StallDetector(self.reactor, ident, budget_s, "shard 7", self.report)
+        self.detector.start()
+
+    def turn(self) -> None:
+        while not self.stopping:
+            if not self.reactor.poll(time.monotonic()):
+                self.reactor.park(PATIENCE_S)
+
+    def report(self, text: str) -> None:
+        with self.reported:
+            self.reports.append(text)
+            self.reported.notify_all()
+
+    def wait_for_report(self, with_text: str) -> str:
+        with self.reported:
+            assert self.reported.wait_for(lambda: any(with_text in one for one in self.reports), PATIENCE_S), self.reports
+            return next(one for one in self.reports if with_text in one)
+
+    def close(self) -> None:
+        self.stopping = True
+        self.reactor.wake()
+        self.thread.join(PATIENCE_S)
+        self.detector.close()
+        self.reactor.close()
+
+
+@pytest.fixture
+def patient() -> Iterator[Patient]:
+    made = Patient()
+    yield made
+    made.close()
+
+
+def blocks_on(release: threading.Event) -> None:
+    release.wait(PATIENCE_S)
+
+
+def test_a_handler_that_blocks_is_named_with_its_stack_and_again_when_it_goes_on(patient: Patient) -> None:
+    release = threading.Event()
+
+    def slow_handler() -> None:
+        blocks_on(release)
+
+    patient.reactor.call_soon(slow_handler)
+    report = patient.wait_for_report("has held the reactor for")
+    first, _, stack = report.partition("\n")
+    assert first.startswith("shard 7: ")
+    assert "slow_handler" in first
+    assert "test_stall.py" in first
+    assert "blocks_on(release)" in stack  # what it does, inwards of it
+    assert "reactor.py" not in stack  # and nothing of ours around it
+    assert patient.detector.stalls == 1
+    release.set()
+    assert "slow_handler" in patient.wait_for_report("let the reactor go on after")
+    assert patient.detector.longest_s >= 0.02
+    assert patient.detector.stalls == 1
+
+
+def test_a_callback_of_a_descriptor_that_ended_a_park_is_named_too(patient: Patient) -> None:
+    release = threading.Event()
+    reading, writing = os.pipe()
+
+    def socket_handler(_: int) -> None:
+        patient.reactor.unwatch(reading)
+        blocks_on(release)
+
+    patient.reactor.call_soon(lambda: patient.reactor.watch(reading, socket_handler))
+    os.write(writing, b"x")
+    try:
+        assert "socket_handler" in patient.wait_for_report("has held the reactor for").splitlines()[0]
+    finally:
+        release.set()
+        os.close(reading)
+        os.close(writing)
+
+
+def test_the_innermost_turn_is_the_one_that_stalls(patient: Patient) -> None:
+    release = threading.Event()
+
+    def waits_by_turning() -> None:
+        patient.reactor.call_soon(inner_handler)
+        patient.reactor.poll(time.monotonic())
+
+    def inner_handler() -> None:
+        blocks_on(release)
+
+    patient.reactor.call_soon(waits_by_turning)
+    try:
+        assert "inner_handler" in patient.wait_for_report("has held the reactor for").splitlines()[0]
+    finally:
+        release.set()
+
+
+def test_a_stall_after_a_park_is_noticed(patient: Patient) -> None:
+    for _ in range(3):
+        deadline = time.monotonic() + PATIENCE_S
+        while not patient.reactor.parked:
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        turned = threading.Event()
+        patient.reactor.call_soon(turned.set)
+        assert turned.wait(PATIENCE_S)
+    release = threading.Event()
+    patient.reactor.call_soon(lambda: blocks_on(release))
+    patient.wait_for_report("has held the reactor for")
+    release.set()
+
+
+def test_nobody_turning_is_no_stall(clock: ManualClock) -> None:
+    reactor = Reactor(clock)
+    reports: list[str] = []
+    detector = StallDetector(reactor, lambda: 0, 0.02, "idle", reports.append)
+    for _ in range(10):
+        detector._look(clock.advance(1.0))
+    assert reports == []
+    detector.close()
+    reactor.close()
+
+
+def test_progress_without_turns_counts_where_its_owner_says_so(clock: ManualClock) -> None:
+    reactor = Reactor(clock)
+    reports: list[str] = []
+    led = [0]
+    detector = StallDetector(reactor, threading.get_ident(), 0.02, "led", reports.append, progress=lambda: led[0])
+    for _ in range(10):
+        led[0] += 1
+        detector._look(clock.advance(1.0))
+    assert reports == []
+    detector._look(clock.advance(1.0))
+    assert len(reports) == 1
+    detector.close()
+    reactor.close()
+
+
+def test_closing_ends_the_watch_whatever_the_reactor_does(patient: Patient) -> None:
+    release = threading.Event()
+    patient.reactor.call_soon(lambda: blocks_on(release))
+    patient.wait_for_report("has held the reactor for")
+    patient.detector.close()
+    patient.detector.close()
+    assert not patient.detector._thread.is_alive()
+    release.set()
