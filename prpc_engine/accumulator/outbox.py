@@ -1,0 +1,131 @@
+"""What one server is still to be told: a batch on its way, and aggregates that grow meanwhile. No I/O and no clock.
+
+    pending   name -> aggregate and number of values; grows while a batch is on its way: this is the second buffer
+    sealed    batches made of what was pending, sent one after the other; the first keeps its sequence number and its very content
+              until the server has answered, so that sending it again can be recognised there
+    sequence  1, 2, 3, ... of the batches that the server answered, or may have seen
+
+A generation is what is sealed at one time. mark() names the one that holds everything added before; it is settled when
+is_settled() says so, whatever is added after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from prpc_engine.accumulator.aggregator import Aggregator
+from prpc_engine.accumulator.counter import Counter
+
+# In one push: with four arrays each, far below the 4096 that a message may have, and a server is busy some ms at most.
+ENTRIES_MAX = 256
+
+
+@dataclass
+class Entry:
+    """One counter's share of a batch."""
+
+    counter: Counter
+    aggregate: Aggregator
+    writes: int
+
+    def to_wire(self) -> tuple[str, str, dict[str, Any], Any]:
+        """(name, kind, parameters, state)."""
+        return self.counter.name, self.counter.kind, self.counter.parameters, self.aggregate.serialize()
+
+
+@dataclass
+class Batch:
+    """What is pushed at once."""
+
+    entries: list[Entry]
+    maybe_applied: bool = False  # it was sent, and no answer came
+
+
+class Outbox:
+    """See the file's head. Guarded by its owner's lock."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Entry] = {}
+        self._sealed: deque[Batch] = deque()
+        self._generation = 1  # of what is pending
+        self.sequence = 1  # of the first sealed batch
+        self.acknowledged = 0  # values
+        self.dropped = 0  # values
+
+    def add(self, counter: Counter, aggregate: Aggregator, writes: int) -> None:
+        """`writes` more values of a counter; the aggregate is the outbox's from now on."""
+        entry = self._pending.get(counter.name)
+        if entry is None:
+            self._pending[counter.name] = Entry(counter, aggregate, writes)
+            return
+        try:
+            entry.aggregate.merge_aggregator(aggregate)
+        except Exception as error:  # an aggregator may be anybody's; the sender must survive it
+            counter.refusal = f"{type(error).__name__}: {error}"
+            self.dropped += writes
+        else:
+            entry.writes += writes
+
+    def head(self) -> Batch | None:
+        """What to push now: the batch that has no answer yet, else the next; None when there is nothing."""
+        if not self._sealed and self._pending:
+            entries = list(self._pending.values())
+            self._pending = {}
+            self._generation += 1
+            self._sealed.extend(Batch(entries[at : at + ENTRIES_MAX]) for at in range(0, len(entries), ENTRIES_MAX))
+        return self._sealed[0] if self._sealed else None
+
+    def answered(self, refused: dict[int, str]) -> None:
+        """The server has dealt with the head, once and for all; `refused` are the entries it did not take, by position."""
+        for position, entry in enumerate(self._sealed.popleft().entries):
+            entry.counter.refusal = refused.get(position)
+            if position in refused:
+                self.dropped += entry.writes
+            else:
+                self.acknowledged += entry.writes
+        self.sequence += 1
+
+    def drop_head(self, reason: str) -> None:
+        """Give the head up."""
+        batch = self._sealed.popleft()
+        for entry in batch.entries:
+            entry.counter.refusal = reason
+            self.dropped += entry.writes
+        if batch.maybe_applied:
+            self.sequence += 1  # the server may know that number
+
+    def split_head(self) -> bool:
+        """Make two batches of the head, which was never sent because it is too large; False when it is one counter."""
+        batch = self._sealed[0]
+        middle = len(batch.entries) // 2
+        if not middle or batch.maybe_applied:
+            return False
+        self._sealed.popleft()
+        self._sealed.appendleft(Batch(batch.entries[middle:]))
+        self._sealed.appendleft(Batch(batch.entries[:middle]))
+        return True
+
+    def drop_all(self) -> int:
+        """Give everything up: how many values that were."""
+        entries = [entry for batch in self._sealed for entry in batch.entries] + list(self._pending.values())
+        self._sealed.clear()
+        self._pending.clear()
+        lost = sum(entry.writes for entry in entries)
+        self.dropped += lost
+        return lost
+
+    @property
+    def waiting(self) -> int:
+        """Values without an answer."""
+        sealed = sum(entry.writes for batch in self._sealed for entry in batch.entries)
+        return sealed + sum(entry.writes for entry in self._pending.values())
+
+    def mark(self) -> int:
+        """The generation that holds everything added so far."""
+        return self._generation if self._pending else self._generation - 1
+
+    def is_settled(self, mark: int) -> bool:
+        """Whether all of that generation has been answered or given up."""
+        return mark < self._generation - (1 if self._sealed else 0)

@@ -1,0 +1,206 @@
+"""Servers that do not answer, are closed, are killed, and come back: nothing counts twice, and nothing is lost untold."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.accumulator import (
+    Accumulator,
+    AccumulatorClient,
+    AccumulatorServer,
+    AccumulatorShard,
+    CounterSet,
+    Sum,
+    snapshot_file,
+)
+from prpc_engine.accumulator.client import SERVICE_NAME
+from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded
+from tests.prpc_engine.accumulator.processes import NEVER_S, Process
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+
+class Mumbling(AccumulatorShard):
+    """Merges, and then fails to answer: so the client has to push again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def push(self, *arguments: Any) -> Any:
+        self.asked += 1
+        answer = super().push(*arguments)
+        if self.asked % 3:
+            raise OSError("what was I about to say?")
+        return answer
+
+
+def test_a_push_whose_answer_is_lost_counts_once() -> None:
+    counters, shard = CounterSet(), Mumbling()
+    with Master() as master, RpcService(master=master.address) as service:
+        service.create_server(SERVICE_NAME, shard)
+        with AccumulatorClient(service, counters=counters) as client:
+            one = Accumulator("one", Sum, 0, NEVER_S, counters)
+            for number in range(3):
+                one.write(10**number)
+                client.wait_empty(PATIENCE_S)
+            assert one.read().value == 111
+            statistics = client.statistics()
+            assert (statistics.pushes, statistics.duplicates, statistics.failures) == (3, 3, 6)
+            assert statistics.failure is None
+
+
+def test_without_a_server_values_are_kept_and_wait_empty_ends_in_time() -> None:
+    counters = CounterSet()
+    with Master() as master, RpcService(master=master.address) as service:
+        server = AccumulatorServer(service)
+        with AccumulatorClient(service, counters=counters) as client:
+            one = Accumulator("one", Sum, 3, NEVER_S, counters)
+            server.close()
+            for _ in range(10_000):
+                one.write(1)
+            with pytest.raises(
+                DeadlineExceeded, match=r"10000 values were not acknowledged by 'accumulator' within 0\.2 s; they are kept"
+            ):
+                client.wait_empty(0.2)
+            with AccumulatorServer(service):
+                client.wait_empty(PATIENCE_S)
+                assert one.read().value == 10_000
+
+
+def test_a_server_that_answers_something_else_is_asked_again() -> None:
+    counters = CounterSet()
+    with Master() as master, RpcService(master=master.address) as service:
+        server = service.create_server(SERVICE_NAME, {"push": lambda *_: "hello"})
+        with AccumulatorClient(service, counters=counters) as client:
+            one = Accumulator("one", Sum, 1, NEVER_S, counters)
+            one.write(1)
+            wait_until(lambda: client.statistics().failures, "an answer that is none")
+            server.close()
+            with AccumulatorServer(service):
+                client.wait_empty(PATIENCE_S)
+                assert one.read().value == 1
+
+
+def test_what_no_server_took_is_counted_and_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    counters = CounterSet()
+    with Master() as master, RpcService(master=master.address) as service:
+        server = AccumulatorServer(service)
+        client = AccumulatorClient(service, counters=counters)
+        one = Accumulator("one", Sum, 3, NEVER_S, counters)
+        server.close()
+        for _ in range(5):
+            one.write(1)
+        assert client.close(timeout_s=0.1) == 5
+        assert client.close() == 0
+        assert "5 values were dropped" in caplog.text
+        assert client.statistics().dropped == 5
+        with pytest.raises(Closed, match="closed here"):
+            client.wait_empty()
+
+
+def test_a_client_that_is_closed_after_its_service_ends_at_once_and_says_what_it_lost() -> None:
+    counters = CounterSet()
+    with Master() as master:
+        with RpcService(master=master.address) as service:
+            AccumulatorServer(service)
+            client = AccumulatorClient(service, counters=counters)
+        Accumulator("one", Sum, 3, NEVER_S, counters).write(1)
+        assert client.close(timeout_s=PATIENCE_S) == 1
+
+
+def test_a_server_that_was_killed_takes_its_values_along_and_what_comes_after_counts_once() -> None:
+    counters = CounterSet()
+    with Master() as master, RpcService(master=master.address) as service, Process("server", master.address) as server:
+        server.wait_until_ready()
+        with AccumulatorClient(service, counters=counters) as client:
+            one = Accumulator("one", Sum, 2, NEVER_S, counters)
+            one.write(1)
+            client.wait_empty(PATIENCE_S)
+            server.kill()
+            for _ in range(1000):
+                one.write(1)
+            with Process("server", master.address) as after:
+                after.wait_until_ready()
+                client.wait_empty(PATIENCE_S)
+                assert one.read(PATIENCE_S).value == 1000
+            statistics = client.statistics()
+            assert (statistics.restarts, statistics.pushes_lost) == (1, 1)
+            assert (statistics.acknowledged, statistics.dropped) == (1001, 0)
+
+
+def test_a_server_that_was_killed_goes_on_from_its_snapshot(tmp_path: Path) -> None:
+    counters, path = CounterSet(), tmp_path / "snapshot"
+
+    def saved() -> list[Any]:
+        return snapshot_file.load(path)[0]["counters"] if path.exists() else []
+
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        Process("server", master.address, str(path)) as server,
+    ):
+        server.wait_until_ready()
+        with AccumulatorClient(service, counters=counters) as client:
+            one = Accumulator("one", Sum, 2, NEVER_S, counters)
+            one.write(1)
+            client.wait_empty(PATIENCE_S)
+            wait_until(saved, "the snapshot")
+            server.kill()
+            for _ in range(1000):
+                one.write(1)
+            with Process("server", master.address, str(path)) as after:
+                after.wait_until_ready()
+                client.wait_empty(PATIENCE_S)
+                assert one.read(PATIENCE_S).value == 1001
+            statistics = client.statistics()
+            assert (statistics.restarts, statistics.pushes_lost, statistics.dropped) == (1, 0, 0)
+
+
+def test_a_server_that_is_closed_and_comes_back_loses_nothing_while_others_write(tmp_path: Path) -> None:
+    counters, path = CounterSet(), tmp_path / "snapshot"
+    with Master() as master, RpcService(master=master.address) as service:
+        server = AccumulatorServer(service, snapshot_path=path)
+        with AccumulatorClient(service, counters=counters) as client:
+            one = Accumulator("one", Sum, 5, NEVER_S, counters)
+            stop = threading.Event()
+            written = 0
+
+            def write() -> None:
+                nonlocal written
+                while not stop.is_set():
+                    one.write(1)
+                    written += 1
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            for round_number in range(5):
+                before = client.statistics().pushes
+                wait_until(lambda seen=before: client.statistics().pushes > seen, f"a push in round {round_number}")
+                server.close()
+                server = AccumulatorServer(service, snapshot_path=path)
+            stop.set()
+            writer.join()
+            client.wait_empty(PATIENCE_S)
+            assert one.read(PATIENCE_S).value == written
+            assert client.statistics().pushes_lost == 0
+        server.close()
+
+
+def test_a_damaged_snapshot_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot"
+    snapshot_file.save(path, [AccumulatorShard().snapshot()])
+    good = path.read_bytes()
+    with Master() as master, RpcService(master=master.address) as service:
+        flipped = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))]
+        for bad in (b"", good[:-1], b"x" * 200, *flipped):
+            path.write_bytes(bad)
+            with pytest.raises(ConfigError, match=f"{path} is no snapshot of accumulators, or damaged"):
+                AccumulatorServer(service, snapshot_path=path)
+        snapshot_file.save(path, [AccumulatorShard().snapshot()] * 2)
+        with pytest.raises(ConfigError, match="was saved by 2 servers, and here are 1"):
+            AccumulatorServer(service, snapshot_path=path)

@@ -1,0 +1,131 @@
+"""Auto timers: what is timed is counted, by name, in any thread, and not at all while they are off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prpc_engine.accumulator import CounterSet, Timer, disable_timers, enable_timers, timer
+from prpc_engine.errors import ConfigError
+
+
+@pytest.fixture
+def counters() -> Iterator[CounterSet]:
+    own = CounterSet()
+    enable_timers(own)
+    yield own
+    enable_timers()
+    disable_timers()
+
+
+def found(counters: CounterSet, name: str) -> Timer | None:
+    counter = counters.get(name)
+    taken = None if counter is None else counter.take(0.0)
+    if taken is None:
+        return None
+    assert isinstance(taken[0], Timer)
+    return taken[0]
+
+
+def test_a_with_statement_is_timed_also_when_it_raises(counters: CounterSet) -> None:
+    with timer("reader", "parse"):
+        pass
+    with pytest.raises(KeyError), timer("reader", "parse"):
+        raise KeyError
+    one = found(counters, "timer::reader::parse(ms)")
+    assert one is not None
+    assert one.count == 2
+    assert 0 < one.minimum <= one.maximum
+
+
+def test_a_decorated_function_keeps_its_name_and_its_result(counters: CounterSet) -> None:
+    @timer("reader", "double", "us")
+    def double(number: int) -> int:
+        """Twice as much."""
+        return 2 * number
+
+    assert [double(number) for number in range(10)] == [2 * number for number in range(10)]
+    assert (double.__name__, double.__doc__) == ("double", "Twice as much.")
+    one = found(counters, "timer::reader::double(us)")
+    assert one is not None
+    assert one.count == 10
+
+
+def test_units_measure_the_same_time(counters: CounterSet) -> None:
+    with timer("a", "b", "us"), timer("a", "b", "s"):
+        sum(range(100_000))
+    us, s = found(counters, "timer::a::b(us)"), found(counters, "timer::a::b(s)")
+    assert us is not None
+    assert s is not None
+    assert us.total > s.total * 1e6 > 0
+
+
+def test_threads_recursion_and_coroutines_never_see_each_others_start(counters: CounterSet) -> None:
+    @timer("a", "recursive")
+    def recursive(depth: int) -> None:
+        if depth:
+            recursive(depth - 1)
+
+    def generator() -> Iterator[None]:
+        with timer("a", "interleaved"):
+            yield
+
+    threads = [threading.Thread(target=recursive, args=(9,)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    one, two = generator(), generator()
+    next(one)
+    next(two)
+    assert next(one, "end") == next(two, "end") == "end"
+    for thread in threads:
+        thread.join()
+    recursive_timer, interleaved = found(counters, "timer::a::recursive(ms)"), found(counters, "timer::a::interleaved(ms)")
+    assert recursive_timer is not None
+    assert interleaved is not None
+    assert (recursive_timer.count, interleaved.count) == (200, 2)
+
+
+def test_10_000_fast_timers_are_10_000_values(counters: CounterSet) -> None:
+    for _ in range(10_000):
+        with timer("a", "fast"):
+            pass
+    one = found(counters, "timer::a::fast(ms)")
+    assert one is not None
+    assert one.count == 10_000
+
+
+def test_while_off_nothing_is_counted_and_the_switch_may_be_thrown_in_the_middle(counters: CounterSet) -> None:
+    @timer("a", "decorated")
+    def nothing() -> None:
+        """It does not do anything."""
+
+    disable_timers()
+    with timer("a", "begun off"):
+        enable_timers(counters)
+    with timer("a", "begun on"):
+        disable_timers()
+        nothing()
+    names = [counter.name for counter in counters.all()]
+    assert names == ["timer::a::begun on(ms)"]
+
+
+def test_an_unknown_unit_is_named_with_those_there_are(counters: CounterSet) -> None:
+    with pytest.raises(ConfigError, match="unit='days': allowed are us, ms, s, m, h"):
+        timer("a", "b", "days")(len)
+    with pytest.raises(ConfigError, match="unit='days'"), timer("a", "b", "days"):
+        pass
+
+
+def test_a_timer_that_its_server_refuses_does_not_break_what_it_times(counters: CounterSet, caplog: Any) -> None:
+    with timer("a", "b"):
+        pass
+    counter = counters.get("timer::a::b(ms)")
+    assert counter is not None
+    counter.refusal = "it is sum() at the server"
+    for _ in range(2000):
+        with timer("a", "b"):
+            pass
+    assert "is refused" in caplog.text
