@@ -1,19 +1,32 @@
-"""The master's memory: which nodes there are, what they serve. No I/O and no clock here.
+"""Nodes with ranks, services with servers: what the master knows of a job. No I/O and no clock here.
 
-A node joins with the addresses it can be reached at and gets a rank, the smallest that no living node has. A server registers
-under a service's name and gets a server id (the one it asks for, or the smallest free) and a target: its number in requests,
-never used twice, so that a request for a server that is gone can never reach another one. What a node registered goes
-when its session ends.
+    path below /<root>           value                              owner
+    _node_/<rank>                a Member                           the node's session
+    _shard_/<session>            a Member of its node's rank        the shard's session
+    _rpc_/<api>/<service>        its rpc_id                         stays
+    _rpc_/<api>/<service>/<id>   a Member, with its target          the server's session
+
+A rank is the smallest that no living node has. A target is a server's number in requests, never given twice, so that a
+request for a server that is gone can never reach another one. What a session registered goes when it ends.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-NAME_LENGTH_MAX = 256
-SERVERS_PER_NODE_MAX = 65536
+import msgspec
+
+from prpc_engine.namespace import NAME_LENGTH_MAX, OWNED_MAX, Namespace, RegistryError, component, encoded, name_of, natural
+from prpc_engine.tree import Node
+
+__all__ = ["NAME_LENGTH_MAX", "SERVERS_PER_NODE_MAX", "Member", "Registry", "RegistryError", "ServerEntry"]
+
+SERVERS_PER_NODE_MAX = OWNED_MAX - 1  # the node itself is one of what its session owns
+RANK_MAX = (1 << 31) - 1
+FIRST_TARGET = 16  # below: the master's own
+DEFAULT_API = "RpcService"
 
 
 @dataclass(frozen=True)
@@ -27,107 +40,154 @@ class ServerEntry:
     addresses: tuple[str, ...]
 
 
-@dataclass
-class NodeEntry:
-    """One node and what it serves."""
+class Member(msgspec.Struct, frozen=True):
+    """The value of a node, a shard or a server."""
 
     rank: int
     addresses: tuple[str, ...]
-    targets: set[int] = field(default_factory=set)
+    target: int = 0
 
 
-class RegistryError(ValueError):
-    """A request that the registry refuses; the text says why."""
+class Registry(Namespace):
+    """See the file's head. `first_target` differs from start to start where nothing is kept, so that no target is given again."""
 
+    def __init__(self, first_target: int = FIRST_TARGET) -> None:
+        super().__init__()
+        self._first_target = first_target
 
-class Registry:
-    """See the file's head. `session` stands for a node's connection and is only compared."""
+    def _directory(self, session: int, name: str) -> tuple[str, Node]:
+        full = f"{self.full_path(session, '')}/{name}"
+        return full, self.node(full)
 
-    def __init__(self) -> None:
-        self.version = 0  # grows with every change
-        self._nodes: dict[Hashable, NodeEntry] = {}
-        self._servers: dict[str, dict[int, ServerEntry]] = {}
-        self._by_target: dict[int, ServerEntry] = {}
-        self._targets = itertools.count(16)  # below: the master's own
-        self._ids: dict[str, int] = {}
+    def _member(self, session: int) -> Member | None:
+        """What join() made for this session. Nodes are remembered in the order they were made: it is among the first."""
+        for path in self.tree.sessions[session].owned:
+            if path.split("/")[2] in ("_node_", "_shard_"):
+                return msgspec.json.decode(self.tree.nodes[path].value, type=Member)
+        return None
 
-    def join(self, session: Hashable, addresses: list[str]) -> int:
-        """A node's rank. Joining twice over one session gives the same."""
-        node = self._nodes.get(session)
-        if node is None:
-            taken = {other.rank for other in self._nodes.values()}
-            rank = next(rank for rank in itertools.count() if rank not in taken)
-            node = self._nodes[session] = NodeEntry(rank, tuple(addresses))
-            self.version += 1
-        return node.rank
+    def title(self, session: int) -> str:
+        """Who a session is, for people: its node's rank, else its label."""
+        member = self._member(session)
+        return f"rank {member.rank}" if member is not None else self.tree.sessions[session].record.label or f"session {session}"
 
-    def join_as_shard(self, session: Hashable, addresses: list[str], rank: int) -> int:
-        """A shard of the node of that rank: it has the node's rank and a session of its own."""
-        if all(node.rank != rank for node in self._nodes.values()):
-            raise RegistryError(f"there is no node of rank {rank}")
-        self._nodes[session] = NodeEntry(rank, tuple(addresses))
-        self.version += 1
+    def join(self, session: int, addresses: list[str], shard_of: int, wanted: int) -> int:
+        """A rank: the smallest free, or `wanted` if that is free; that of its node for a shard, which says it in shard_of.
+
+        Joining twice gives the same. Raises RegistryError."""
+        nodes, directory = self._directory(session, "_node_")
+        known = self._member(session)
+        if known is not None:
+            return known.rank
+        if shard_of >= 0:
+            if str(shard_of) not in directory.children:
+                raise RegistryError(f"there is no node of rank {shard_of}")
+            shard = Member(shard_of, tuple(addresses))
+            self.put(f"{self._directory(session, '_shard_')[0]}/{session}", encoded(shard), session)
+            return shard_of
+        taken = directory.children
+        if wanted >= 0 and str(wanted) not in taken:
+            rank = wanted
+        else:
+            rank = next(rank for rank in itertools.count() if str(rank) not in taken)
+        self.put(f"{nodes}/{rank}", encoded(Member(rank, tuple(addresses))), session)
         return rank
 
-    def register(self, session: Hashable, service: str, server_id: int) -> ServerEntry:
-        """A server of `service` at that node; server_id -1 takes the smallest free one. Raises RegistryError."""
-        node = self._nodes.get(session)
-        if node is None:
-            raise RegistryError("join before registering a server")
-        if not service or len(service) > NAME_LENGTH_MAX:
-            raise RegistryError(f"a service's name has 1 to {NAME_LENGTH_MAX} characters, not {len(service)}")
-        if len(node.targets) >= SERVERS_PER_NODE_MAX:
-            raise RegistryError(f"a node may have at most {SERVERS_PER_NODE_MAX} servers")
-        servers = self._servers.setdefault(service, {})
-        if server_id < 0:
-            server_id = next(free for free in itertools.count() if free not in servers)
-        elif server_id in servers:
-            raise RegistryError(f"server {server_id} of {service!r} exists already, at rank {servers[server_id].rank}")
-        entry = ServerEntry(service, server_id, next(self._targets), node.rank, node.addresses)
-        servers[server_id] = self._by_target[entry.target] = entry
-        node.targets.add(entry.target)
-        self.version += 1
-        return entry
+    def register_node(self, session: int, rank: int, addresses: list[str]) -> None:
+        """A node of a rank that its owner chose. Raises NodeExists, RegistryError."""
+        if not isinstance(rank, int) or not 0 <= rank <= RANK_MAX:
+            raise RegistryError(f"a rank is 0 to {RANK_MAX}, not {rank}")
+        self.put(f"{self._directory(session, '_node_')[0]}/{rank}", encoded(Member(rank, tuple(addresses))), session)
 
-    def deregister(self, session: Hashable, target: int) -> str | None:
-        """Forget one server of that node; its service, or None when there was none."""
-        node = self._nodes.get(session)
-        if node is None or target not in node.targets:
-            return None
-        node.targets.discard(target)
-        return self._forget(target)
+    def get_comm_info(self, session: int) -> list[list[Any]]:
+        """[rank, addresses] of every node, in order of rank."""
+        nodes, directory = self._directory(session, "_node_")
+        members = [msgspec.json.decode(self.tree.nodes[f"{nodes}/{name}"].value, type=Member) for name in directory.children]
+        return [[member.rank, list(member.addresses)] for member in sorted(members, key=lambda member: member.rank)]
 
-    def leave(self, session: Hashable) -> list[str]:
-        """A session ended: forget its node; the services that lost a server."""
-        node = self._nodes.pop(session, None)
-        if node is None:
-            return []
-        self.version += 1
-        return sorted({self._forget(target) for target in node.targets})
-
-    def _forget(self, target: int) -> str:
-        entry = self._by_target.pop(target)
-        servers = self._servers[entry.service]
-        del servers[entry.server_id]
-        if not servers:
-            del self._servers[entry.service]
-        self.version += 1
-        return entry.service
-
-    def servers(self, service: str) -> list[ServerEntry]:
-        """In order of server id."""
-        return [entry for _, entry in sorted(self._servers.get(service, {}).items())]
-
-    def services(self) -> list[str]:
-        """All names, sorted."""
-        return sorted(self._servers)
-
-    def ranks(self) -> list[int]:
+    def ranks(self, session: int) -> list[int]:
         """Of all living nodes, sorted."""
-        return sorted({node.rank for node in self._nodes.values()})
+        return sorted(int(name) for name in self._directory(session, "_node_")[1].children)
 
-    def generate_id(self, key: str) -> int:
-        """0, 1, 2, ... for each key."""
-        number = self._ids.get(key, 0)
-        self._ids[key] = number + 1
-        return number
+    def _service(self, session: int, api: str, service: str) -> str:
+        return f"{self._directory(session, '_rpc_')[0]}/{component(api)}/{component(service)}"
+
+    def register_rpc_service(self, session: int, api: str, service: str) -> int:
+        """The service's rpc_id: 0, 1, ... of its api, the same each time it is asked."""
+        full = self._service(session, api, service)
+        node = self.tree.nodes.get(full)
+        if node is None:
+            above = full.rpartition("/")[0]
+            if above not in self.tree.nodes:
+                self.put(above, "", 0)
+            self.put(full, str(self.count(f"#rpc{above}")), 0)
+            node = self.tree.nodes[full]
+        return int(node.value)
+
+    def del_rpc_service_info(self, session: int, api: str, service: str) -> bool:
+        """Forget a service; whether there was one. Raises RegistryError while it has servers."""
+        full = self._service(session, api, service)
+        node = self.tree.nodes.get(full)
+        if node is None:
+            return False
+        if node.children:
+            raise RegistryError(f"{service!r} has {len(node.children)} servers: close them first")
+        self.delete(full)
+        return True
+
+    def register_server(self, session: int, service: str, server_id: int, api: str = DEFAULT_API, rank: int = -1) -> list[int]:
+        """[server id, target, rpc_id] for a server at this session's node, or at that rank's; -1 takes the smallest id free."""
+        if rank < 0:
+            member = self._member(session)
+            if member is None:
+                raise RegistryError("join before registering a server")
+        else:
+            addresses: list[str] = next((addresses for other, addresses in self.get_comm_info(session) if other == rank), [])
+            member = Member(rank, tuple(addresses))
+        full = self._service(session, api, service)
+        if len(self.tree.sessions[session].owned) >= OWNED_MAX:
+            raise RegistryError(f"a node may have at most {SERVERS_PER_NODE_MAX} servers")
+        taken = self.tree.nodes[full].children if full in self.tree.nodes else {}
+        if server_id < 0:
+            server_id = next(free for free in itertools.count() if str(free) not in taken)
+        elif str(server_id) in taken:
+            other = msgspec.json.decode(self.tree.nodes[f"{full}/{server_id}"].value, type=Member)
+            raise RegistryError(f"server {server_id} of {service!r} exists already, at rank {other.rank}")
+        rpc_id = self.register_rpc_service(session, api, service)
+        target = self.count("#targets", self._first_target)
+        self.put(f"{full}/{server_id}", encoded(Member(member.rank, member.addresses, target)), session)
+        return [server_id, target, rpc_id]
+
+    def deregister_server(self, session: int, target: int) -> bool:
+        """Forget one server of this session; whether there was one."""
+        for path in self.tree.sessions[session].owned:
+            value = self.tree.nodes[path].value
+            if path.split("/")[2] == "_rpc_" and msgspec.json.decode(value, type=Member).target == target:
+                self.delete(path)
+                return True
+        return False
+
+    def servers(self, session: int, service: str, api: str = DEFAULT_API) -> list[ServerEntry]:
+        """In order of server id."""
+        full = self._service(session, api, service)
+        node = self.tree.nodes.get(full)
+        found = []
+        for name in sorted(node.children if node is not None else (), key=natural):
+            one = msgspec.json.decode(self.tree.nodes[f"{full}/{name}"].value, type=Member)
+            found.append(ServerEntry(service, int(name), one.target, one.rank, one.addresses))
+        return found
+
+    def get_rpc_service_info(self, session: int, api: str) -> list[list[Any]]:
+        """[service, rpc_id, [[server id, rank], ...]] of every service of that api, sorted by name."""
+        full = f"{self._directory(session, '_rpc_')[0]}/{component(api)}"
+        node = self.tree.nodes.get(full)
+        found: list[list[Any]] = []
+        for part in sorted(node.children if node is not None else ()):
+            name = name_of(part)
+            servers = [[entry.server_id, entry.rank] for entry in self.servers(session, name, api)]
+            found.append([name, int(self.tree.nodes[f"{full}/{part}"].value), servers])
+        return found
+
+    def services(self, session: int) -> list[str]:
+        """Names of all services of RpcService that have a server, sorted."""
+        return [name for name, _, servers in self.get_rpc_service_info(session, DEFAULT_API) if servers]

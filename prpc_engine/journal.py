@@ -1,0 +1,307 @@
+"""What the master remembers when it is killed: a snapshot, and a journal of the transactions since.
+
+    file in the folder   content                                              made
+    lock                 who serves from this folder: pid and start time      held by flock as long as the master runs
+    snapshot-<n>         the changes that make the tree as it was then        whole or not at all: written under another name,
+                                                                              fsync, rename, fsync of the folder
+    journal-<n>          the transactions after snapshot-<n> (0: from none)   one record appended for each
+
+    snapshot and journal     size  field     meaning
+        header     0            8  magic     b"PRPCJRNL"
+                   8            4  format    FORMAT
+                  12            4  crc       CRC-32 of the 12 bytes before
+        record     0            4  length    bytes of body, at most RECORD_BYTES_MAX
+                   4            4  crc       CRC-32 of length
+                   8            4  crc       CRC-32 of body
+                  12       length  body      MessagePack [version of the tree after it, [changes]]
+
+All integers little-endian. A record is one transaction: it is there or not. A kill or a power cut can tear only the end: a record
+that is not all there, whose checksum fails at the very end, or a tail of zeros. That is cut off: it was never answered. Other
+damage is refused with its place. MessagePack through msgspec: loading runs no code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from prpc_engine.errors import JournalError
+from prpc_engine.tree import Change, Tree
+from prpc_engine.whereabouts import this_process
+
+MAGIC = b"PRPCJRNL"
+FORMAT = 1
+HEADER = struct.Struct("<8sII")
+RECORD = struct.Struct("<III")
+assert (HEADER.size, RECORD.size) == (16, 12)  # the table above
+RECORD_BYTES_MAX = 1 << 30  # a session that ends with all it may own
+SNAPSHOT_CHANGES = 4096  # in one record of a snapshot: a MiB or so at a time
+# A journal this long, and longer than twice its snapshot, is replaced: replay stays within a second or so.
+COMPACT_BYTES = 16 << 20
+FILE_MODE, FOLDER_MODE = 0o600, 0o700  # it holds the sessions' tokens
+
+logger = logging.getLogger("prpc")
+Transaction = tuple[int, list[Change]]
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Transaction)
+
+
+def encode_header() -> bytes:
+    """The first bytes of a file."""
+    begin = HEADER.pack(MAGIC, FORMAT, 0)[:12]
+    return begin + zlib.crc32(begin).to_bytes(4, "little")
+
+
+def encode_record(version: int, changes: list[Change]) -> bytes:
+    """One transaction. Raises JournalError when it is too long."""
+    body = _encoder.encode((version, changes))
+    if len(body) > RECORD_BYTES_MAX:
+        raise JournalError(f"a transaction of {len(body)} bytes, at most {RECORD_BYTES_MAX} allowed")
+    length = len(body).to_bytes(4, "little")
+    return RECORD.pack(len(body), zlib.crc32(length), zlib.crc32(body)) + body
+
+
+def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
+    """All whole records, and how many bytes of `data` they take with the header; what follows is a torn tail.
+
+    Raises JournalError for another format and for damage that no torn write explains."""
+    header = encode_header()
+    if len(data) < HEADER.size or not any(data):
+        return [], 0
+    if data[: HEADER.size] != header:
+        if data[:8] == MAGIC and zlib.crc32(data[:12]).to_bytes(4, "little") == data[12:16]:
+            found = int.from_bytes(data[8:12], "little")
+            raise JournalError(f"{name} has format {found}, this version reads format {FORMAT}: start the version that wrote it")
+        raise JournalError(f"{name} is damaged at byte 0: no header of a journal; restore the file, or start on another folder")
+    transactions: list[Transaction] = []
+    at = HEADER.size
+    while at < len(data):
+        if len(data) - at < RECORD.size:
+            break
+        length, length_crc, body_crc = RECORD.unpack_from(data, at)
+        end = at + RECORD.size + length
+        length_good = zlib.crc32(data[at : at + 4]) == length_crc and length <= RECORD_BYTES_MAX
+        if not length_good:
+            if not any(data[at:]):
+                break
+            raise _damaged(name, at, data)
+        if end > len(data):
+            break
+        body = data[at + RECORD.size : end]
+        if zlib.crc32(body) != body_crc:
+            if not any(data[end:]):
+                break
+            raise _damaged(name, at, data)
+        transactions.append(_decoder.decode(body))
+        at = end
+    return transactions, at
+
+
+def _damaged(name: str, at: int, data: bytes) -> JournalError:
+    return JournalError(
+        f"{name} is damaged at byte {at} of {len(data)}, with more behind it: no torn write does that. Restore the file, or "
+        "start on another folder (the job's nodes then join anew)"
+    )
+
+
+def replay(transactions: Iterable[Transaction], tree: Tree, name: str) -> None:
+    """Make the tree go on. Raises JournalError when they do not follow from it."""
+    for version, changes in transactions:
+        if version != tree.version + len(changes):
+            raise JournalError(f"{name} goes from version {tree.version} to {version} by {len(changes)} changes: one is missing")
+        for change in changes:
+            try:
+                tree.apply(change)
+            except KeyError as error:
+                raise JournalError(f"{name} has a change that does not follow from those before: {change}") from error
+
+
+def snapshot_records(tree: Tree) -> Iterator[bytes]:
+    """A whole snapshot, a record at a time. The last one is empty and has the tree's version: without it a snapshot is none."""
+    yield encode_header()
+    changes: list[Change] = []
+    for change in tree.snapshot():
+        changes.append(change)
+        if len(changes) == SNAPSHOT_CHANGES:
+            yield encode_record(0, changes)
+            changes = []
+    if changes:
+        yield encode_record(0, changes)
+    yield encode_record(tree.version, [])
+
+
+def load_snapshot(data: bytes, tree: Tree, name: str) -> None:
+    """Make an empty tree what it was. Raises JournalError."""
+    transactions, good_bytes = decode(data, name)
+    if good_bytes != len(data) or not transactions or transactions[-1][1]:
+        raise JournalError(f"{name} is not whole: restore the file, or start on another folder")
+    for _, changes in transactions:
+        for change in changes:
+            tree.apply(change)
+    tree.version = transactions[-1][0]
+
+
+class Journal:
+    """See the file's head. Owned by a Master, which closes it.
+
+    sync  every append reaches the disk before it returns, so that a power cut loses nothing that was answered. Without it a kill
+          of the process loses nothing, a power cut the last seconds.
+
+    Raises JournalError when another master serves from the folder, for damage, and when the folder cannot be used.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], sync: bool = True) -> None:
+        self.folder = Path(folder)
+        self._sync = sync
+        self._broken: OSError | None = None
+        try:
+            self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            self._lock_fd = self._lock()
+        except OSError as error:
+            raise JournalError(f"{self.folder} cannot keep a journal: {error.strerror or error}; give another folder") from error
+        self._fd = -1
+
+    def _lock(self) -> int:
+        path = self.folder / "lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(fd, 1024, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise JournalError(
+                f"another master serves from {self.folder}: {holder or 'it has just begun'}; end it first, or give another folder"
+            ) from error
+        os.ftruncate(fd, 0)
+        _, pid, started = this_process().rsplit("/", 2)
+        os.pwrite(fd, f"pid {pid}, started at tick {started}\n".encode(), 0)
+        return fd
+
+    def _numbers(self, kind: str) -> list[int]:
+        names = [path.name.removeprefix(f"{kind}-") for path in self.folder.glob(f"{kind}-*")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def load(self, tree: Tree) -> None:
+        """Bring an empty tree to where the last master left it, and be ready to append. Raises JournalError."""
+        try:
+            snapshots = self._numbers("snapshot")
+            self._number = snapshots[-1] if snapshots else 0
+            if snapshots:
+                path = self.folder / f"snapshot-{self._number}"
+                load_snapshot(path.read_bytes(), tree, str(path))
+                self._snapshot_bytes = path.stat().st_size
+            else:
+                self._snapshot_bytes = 0
+            self._open_journal(tree)
+            self._remove_old()
+        except OSError as error:
+            raise JournalError(f"{error.filename or self.folder} cannot be read: {error.strerror}") from error
+
+    def _open_journal(self, tree: Tree | None) -> None:
+        path = self.folder / f"journal-{self._number}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        try:
+            data = path.read_bytes()
+            transactions, good_bytes = decode(data, str(path))
+            if tree is not None:
+                replay(transactions, tree, str(path))
+            if good_bytes < len(data):
+                logger.warning("%s: cut off %d torn bytes at its end", path, len(data) - good_bytes)
+                os.ftruncate(fd, good_bytes)
+            if not good_bytes:
+                os.write(fd, encode_header())
+            os.fsync(fd)
+            self._sync_folder()
+        except BaseException:
+            os.close(fd)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+        self._bytes = os.fstat(fd).st_size
+
+    def append(self, version: int, changes: list[Change]) -> None:
+        """Write one transaction after which the tree has that version. Raises JournalError, and from then on for ever: what is
+        in memory and what is on disk differ, and only a restart makes them one again."""
+        if self._broken is None:
+            record = encode_record(version, changes)
+            try:
+                written = os.write(self._fd, record)
+                if written < len(record):
+                    raise OSError(28, "no space left on the device")
+                if self._sync:
+                    os.fdatasync(self._fd)
+                self._bytes += written
+                return
+            except OSError as error:
+                self._broken = error
+        raise JournalError(
+            f"the journal in {self.folder} cannot be written: {self._broken.strerror}; make room and start the master again: "
+            "it answers nothing until then; nothing that it answered is lost"
+        )
+
+    @property
+    def long(self) -> bool:
+        """Whether it is time for compact()."""
+        return self._bytes > max(COMPACT_BYTES, 2 * self._snapshot_bytes)
+
+    def compact(self, tree: Tree) -> None:
+        """Write the tree as a snapshot and begin a new journal. A failure leaves the old pair, which goes on."""
+        self._number += 1
+        path = self.folder / f"snapshot-{self._number}"
+        unfinished = path.with_suffix(".tmp")
+        try:
+            with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
+                for record in snapshot_records(tree):
+                    file.write(record)
+                file.flush()
+                os.fsync(file.fileno())
+                self._snapshot_bytes = file.tell()
+            os.rename(unfinished, path)
+            self._sync_folder()
+        except OSError as error:
+            self._number -= 1
+            with contextlib.suppress(OSError):  # it may never have been made
+                unfinished.unlink()
+            self._snapshot_bytes = self._bytes  # try again when the journal is twice as long
+            logger.warning("no snapshot in %s: %s; the journal goes on growing", self.folder, str(error))
+            return
+        try:
+            self._open_journal(None)
+        except OSError as error:
+            self._broken = error  # the new snapshot counts already: nothing may go to the old journal any more
+            return
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        for kind in ("snapshot", "journal"):
+            for number in self._numbers(kind):
+                if number < self._number:
+                    (self.folder / f"{kind}-{number}").unlink()
+        for path in self.folder.glob("snapshot-*.tmp"):
+            path.unlink()
+
+    def _sync_folder(self) -> None:
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let others have the folder. A second close does nothing."""
+        if self._lock_fd < 0:
+            return
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            os.close(self._fd)
+        os.close(self._lock_fd)
+        self._fd = self._lock_fd = -1

@@ -1,0 +1,123 @@
+"""Who answers a MasterClient's verbs: a session at our master, or whatever else has the face of a Backend."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from prpc_engine import errors
+from prpc_engine.config import check_timeout, limits_from, secret_from
+from prpc_engine.master import close_in_reactor, master_error
+from prpc_engine.master_protocol import host_and_port
+from prpc_engine.master_session import MasterSession, check_lease
+from prpc_engine.master_watch import Callback, Watches
+from prpc_engine.node import Node
+from shard import Driver, Limits, Slab
+
+
+class Backend(Protocol):
+    """What a MasterClient stands on: who answers the verbs. Ours is TcpBackend; one for ZooKeeper would compose them."""
+
+    @property
+    def address(self) -> str:
+        """For texts."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection with a session now."""
+
+    def ask(self, verb: str, *arguments: Any, timeout_s: float) -> Any:
+        """One verb (see master_methods.py); raises the errors of prpc_engine.errors, soon after `timeout_s` at the latest."""
+
+    def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
+        """See MasterClient.tree_watch()."""
+
+    def unwatch(self, handle: int) -> bool:
+        """See MasterClient.cancel_watch()."""
+
+    def close(self) -> None:
+        """End the session. A second close does nothing."""
+
+
+class SessionBackend:
+    """A backend on a session that somebody else owns, such as an RpcService's."""
+
+    def __init__(self, session: MasterSession) -> None:
+        self._session = session
+        self._watches = Watches(session)
+
+    @property
+    def address(self) -> str:
+        """host:port of the master."""
+        return self._session.address
+
+    @property
+    def connected(self) -> bool:
+        """See Backend."""
+        return self._session.connected
+
+    def ask(self, verb: str, *arguments: Any, timeout_s: float) -> Any:
+        """See Backend."""
+        return self._session.ask(verb, *arguments, timeout_s=timeout_s)
+
+    def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
+        """See Backend."""
+        return self._watches.add(path, callback, timeout_s, existing)
+
+    def unwatch(self, handle: int) -> bool:
+        """See Backend."""
+        return self._watches.cancel(handle)
+
+    def close(self) -> None:
+        """End the watches; the session is its owner's."""
+        self._watches.close()
+
+
+class TcpBackend(SessionBackend):
+    """A backend with a reactor, a node and a session of its own. Raises MasterUnreachable, AuthenticationFailed, ConfigError."""
+
+    def __init__(
+        self,
+        address: str,
+        root: str,
+        secret: bytes | str | None,
+        limits: Limits | None,
+        lease_s: float,
+        heartbeat_s: float | None,
+        label: str,
+        timeout_s: float,
+    ) -> None:
+        host_and_port(address)
+        check_timeout(timeout_s)
+        check_lease(lease_s, heartbeat_s)
+        self._driver = Driver(polling=False, name="prpc-master-client")
+        self._slab = Slab()
+        started = time.monotonic()
+        try:
+            self._node = Node(
+                self._driver.reactor, self._driver, self._slab, secret_from(secret), limits_from(limits), (), "127.0.0.1", 0
+            )
+        except BaseException:
+            self._driver.close()
+            raise
+        session = MasterSession(self._node, address, lease_s, heartbeat_s, root, label, timeout_s)
+        super().__init__(session)
+        self._closed = False
+        try:
+            session.opened.result()
+        except errors.RpcError as error:
+            self.close()
+            raise master_error(address, error, started) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """See Backend."""
+        if self._closed:
+            return
+        self._closed = True
+        super().close()
+        self._session.close()
+        close_in_reactor(self._driver, self._node)
+        self._slab.close()

@@ -1,0 +1,480 @@
+"""A client's session at the master: opened, kept by heartbeats, taken up again after a lost connection, replaced when it expired.
+
+    state     event                        what follows
+    down      connected, session opened    up: what was asked meanwhile is sent
+    up        connection lost              down: the keeper connects again, with jittered backoff; what was not answered waits
+    down      resumed within the lease     up: everything the session owns is still there; what was asked is asked again
+    down      lease was over               up with a new session: joined and registered again; see UNSAFE for what was asked
+
+One thread, the keeper, connects and sends heartbeats, so that they go on while a handler has the reactor. All answers come
+through futures: requests are made from any thread, and awaited in shards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.master_protocol import ANSWER_S, MASTER_ROUTE
+from prpc_engine.message import method_key
+from prpc_engine.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
+from prpc_engine.node import Node
+from prpc_engine.peer import Peer
+from prpc_engine.whereabouts import this_process
+from shard import Future, Timer
+
+logger = logging.getLogger("prpc")
+LEASE_S = 5.0  # how long a host that vanished stays a member; a process that died on the master's host goes at once
+HEARTBEATS_PER_LEASE = 5  # so that some may be late on a busy machine
+CONNECT_TIMEOUT_S = 5.0  # for one attempt
+OPEN_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0  # for the master to hear that we close; it finds out by itself later
+# Between attempts: a master that restarts is found at once, and a thousand clients do not all come in the same moment.
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 2.0
+ASK_TIMEOUT_S = 30.0
+
+# May have been done, and would be done twice or differently, when asked again over another session than before.
+UNSAFE = frozenset(
+    {"barrier", "alloc_role_rank", "tree_node_gen", "tree_node_add", "tree_node_set", "tree_node_del", "tree_clear_path"}
+)
+CLAIMING = frozenset({"acquire_lock", "barrier", "alloc_role_rank"})  # leave something at the master until it is given up
+WAITING = CLAIMING | {"lookup", "tree_wait"}  # the master itself answers them at their deadline, and says what is missing
+ASK, OPEN, HEARTBEAT, END = (method_key(name) for name in ("ask", "open_session", "heartbeat", "end_session"))
+
+
+def check_lease(lease_s: float, heartbeat_s: float | None) -> float:
+    """The heartbeat's interval. Raises ConfigError."""
+    if not LEASE_S_MIN <= lease_s <= LEASE_S_MAX:
+        raise errors.ConfigError(f"lease_s={lease_s!r}: {LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed")
+    if heartbeat_s is None:
+        return lease_s / HEARTBEATS_PER_LEASE
+    if not 0.0 < heartbeat_s <= lease_s / 2:
+        raise errors.ConfigError(f"heartbeat_s={heartbeat_s!r}: up to half of lease_s={lease_s!r} is allowed")
+    return heartbeat_s
+
+
+@dataclass(eq=False)
+class _Request:
+    """Something asked, until it is answered."""
+
+    number: int
+    verb: str
+    arguments: tuple[Any, ...]
+    asked: float  # when, by time.monotonic()
+    timeout_s: float
+    future: Future
+    peer: Peer | None = None  # over which it is on its way
+    session: int = 0  # over which it was sent last
+    timer: Timer | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.asked + self.timeout_s
+
+
+@dataclass
+class _Joined:
+    """What to make again over a new session."""
+
+    addresses: list[str]
+    shard_of: int
+    rank: int
+    servers: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # first target -> service, server id, target now
+
+
+class MasterSession:
+    """See the file's head. Owned by who made the node (an RpcService, a MasterClient, a shard), and closed before it.
+
+    opened          a future: done when the master answered for the first time, or with what kept it from that
+    open_timeout_s  for that first time to connect, and for the answer; there is no second try
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        address: str,
+        lease_s: float = LEASE_S,
+        heartbeat_s: float | None = None,
+        root: str = DEFAULT_ROOT,
+        label: str = "",
+        open_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self.node = node
+        self.address = address
+        self.number = 0
+        self.on_open: Callable[[Peer, bool], None] = _ignore  # a connection, and whether over a new session
+        self.on_heartbeat: Callable[[Peer, int], None] = _ignore  # how many notifications there should have been
+        self.opened = Future(node.waiter)
+        self._heartbeat_s = check_lease(lease_s, heartbeat_s)
+        self._lease_s = float(lease_s)
+        self._root = root
+        self._attempt_s = min(open_timeout_s, CONNECT_TIMEOUT_S)  # for connecting, and for opening the session
+        self._label = label or f"process {os.getpid()}"
+        self._token = ""
+        self._home = this_process()
+        self._lock = threading.Lock()
+        self._requests: dict[int, _Request] = {}
+        self._numbers = itertools.count(1)
+        self._peer: Peer | None = None
+        self._joined: _Joined | None = None
+        self._anew = False  # the session is new and what was joined has to be made again
+        self._last_error = ""
+        self._closed = False
+        self._wake = threading.Event()
+        node.on_peer_lost = partial(self._peer_lost, node.on_peer_lost)
+        self._keeper = threading.Thread(target=self._keep, name="prpc-master-session", daemon=True)
+        self._keeper.start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection with a session now."""
+        return self._peer is not None
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def submit(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Future:
+        """The future of a verb's answer. It outlives connections, and ends soon after `timeout_s` in any case."""
+        now = time.monotonic()
+        request = _Request(next(self._numbers), verb, arguments, now, timeout_s, Future(self.node.waiter))
+        with self._lock:
+            if self._closed:
+                raise errors.Closed(f"{verb!r} was asked of the master at {self.address}, but this client was closed before")
+            self._requests[request.number] = request
+        self.node.reactor.call_soon(partial(self._arm, request, request.deadline))
+        self._send(request)
+        return request.future
+
+    def ask(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:
+        """As submit(), and wait for it."""
+        return self.submit(verb, *arguments, timeout_s=timeout_s).result()
+
+    def _send(self, request: _Request) -> None:
+        with self._lock:
+            peer = self._peer
+            if peer is None or request.peer is not None or request.number not in self._requests:
+                return
+            moved = request.session not in (0, self.number)
+            request.peer = peer
+            request.session = self.number
+        if moved and request.verb in UNSAFE:
+            self._finish(request, self._maybe(request, "the session expired meanwhile"))
+            return
+        left_s = max(0.0, request.deadline - time.monotonic())
+        try:
+            call = peer.request(
+                MASTER_ROUTE,
+                "ask",
+                ASK,
+                (request.number, request.verb, list(request.arguments), left_s),
+                left_s + ANSWER_S,
+                False,
+            )
+        except errors.NotSent:
+            request.peer = None  # the connection is lost: the keeper sends it over the next
+        except errors.RpcError as error:
+            self._finish(request, error)
+        else:
+            call.add_done_callback(partial(self._answered, request))
+
+    def _answered(self, request: _Request, call: Future) -> None:
+        error = call.error()
+        if error is None:
+            self._finish(request, None, call.result())
+            return
+        if isinstance(error, errors.RemoteError):
+            kind = error.type_name.rpartition(".")[2]
+            if kind == "SessionExpired":
+                request.peer = None
+                request.session = 0  # it was refused before it began, or what it waited for went with the session
+                self._connect_anew()
+            else:
+                self._finish(request, self._refusal(request, kind, error))
+        elif isinstance(error, errors.MaybeExecuted | errors.NotSent | errors.Closed):
+            request.peer = None
+            self._last_error = str(error)
+        elif isinstance(error, errors.DeadlineExceeded):
+            self._finish(request, self._late(request))
+        else:
+            self._finish(request, error)
+
+    def _finish(self, request: _Request, error: BaseException | None, answer: Any = None) -> None:
+        with self._lock:
+            known = self._requests.pop(request.number, None)
+        if known is None:
+            return
+        if request.timer is not None:
+            self.node.reactor.call_soon(request.timer.cancel)
+        # In the reactor: whoever waits may have it parked, and would not see what another thread completes.
+        soon = self.node.reactor.call_soon
+        if error is None:
+            soon(partial(request.future.set_result, answer))
+            return
+        if request.verb in CLAIMING and request.session and not isinstance(error, errors.Rejected) and not self._closed:
+            self._give_up(request)
+        soon(partial(request.future.set_error, error))
+
+    def _give_up(self, request: _Request) -> None:
+        """Nobody waits any more for what may have been claimed: let others have it."""
+        try:
+            self.submit("forget", request.number)
+        except errors.Closed:
+            return  # it goes with the session
+
+    def _arm(self, request: _Request, when: float) -> None:
+        if not request.future.finished and not self.node.reactor.closed:
+            request.timer = self.node.reactor.timers.call_at(when, partial(self._expire, request))
+
+    def _expire(self, request: _Request) -> None:
+        now = time.monotonic()
+        last = request.deadline + (ANSWER_S if request.verb in WAITING else 0.0)
+        if request.peer is not None and now < last:
+            self._arm(request, last)
+        else:
+            self._finish(request, self._late(request))
+
+    # -- errors ------------------------------------------------------------------------------------------------------------
+
+    def _asked(self, request: _Request) -> str:
+        shown = ", ".join(repr(one) for one in request.arguments)
+        return f"{request.verb}({shown[:200]})"
+
+    def _late(self, request: _Request) -> errors.RpcError:
+        after_s = time.monotonic() - request.asked
+        if request.peer is not None:
+            return errors.DeadlineExceeded(
+                f"{self._asked(request)} was not answered by the master at {self.address} after {after_s:.3f} s: it is stopped "
+                "or overloaded; look at it, or allow a larger timeout_s"
+            )
+        if request.session:
+            return self._maybe(request, f"it did not come back within {after_s:.3f} s")
+        return errors.MasterUnreachable(
+            f"{self._asked(request)} was not asked: no master answers at {self.address} for {after_s:.3f} s "
+            f"({self._last_error}); start it again there with the same --journal"
+        )
+
+    def _maybe(self, request: _Request, why: str) -> errors.RpcError:
+        return errors.MaybeExecuted(
+            f"{self._asked(request)} was sent to the master at {self.address}, which was lost; {why} ({self._last_error}): it "
+            "may have been done; look before you ask again"
+        )
+
+    def _refusal(self, request: _Request, kind: str, error: errors.RemoteError) -> errors.RpcError:
+        asked = f"{self._asked(request)} at the master at {self.address}"
+        if kind == "TimedOut":
+            after_s = time.monotonic() - request.asked
+            return errors.DeadlineExceeded(
+                f"{asked}: {error.remote_message} (after {after_s:.3f} s); allow a larger timeout_s, or see to who is missing"
+            )
+        kinds: dict[str, type[errors.RpcError]] = {
+            "NoSuchNode": errors.NoSuchNode,
+            "NodeExists": errors.NodeExists,
+            "VersionMismatch": errors.VersionMismatch,
+            "RegistryError": errors.Rejected,
+            "JournalError": errors.JournalError,
+        }
+        refused = kinds.get(kind)
+        return error if refused is None else refused(f"{asked} was refused: {error.remote_message}")
+
+    # -- the node and its servers ------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """What join() got; another one if the session had to be replaced and the rank was given away meanwhile."""
+        return self._joined.rank if self._joined is not None else -1
+
+    def join(self, addresses: list[str], shard_of: int = -1, timeout_s: float = ASK_TIMEOUT_S) -> Future:
+        """The future of this node's rank; shard_of is the rank of the node that a shard belongs to."""
+        joining = self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s)
+
+        def joined(done: Future) -> None:
+            if done.error() is None:
+                self._joined = _Joined(addresses, shard_of, done.result())
+
+        joining.add_done_callback(joined)
+        return joining
+
+    def register_server(self, service: str, server_id: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
+        """The future of [server id, target, rpc_id] of a server at this node. Should the session be replaced it is registered
+        again; the node then answers to both targets."""
+        registering = self.submit("register_server", service, server_id, timeout_s=timeout_s)
+
+        def registered(done: Future) -> None:
+            if done.error() is None and self._joined is not None:
+                given, target, _ = done.result()
+                self._joined.servers[target] = (service, given, target)
+
+        registering.add_done_callback(registered)
+        return registering
+
+    def deregister_server(self, target: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
+        """The future of whether the master knew it; `target` is the one that register_server() gave."""
+        known = self._joined.servers.pop(target, None) if self._joined is not None else None
+        now = known[2] if known is not None else target
+        if now != target:
+            self.node.servers.pop(now, None)
+        return self.submit("deregister_server", now, timeout_s=timeout_s)
+
+    def _join_anew(self, peer: Peer) -> None:
+        """In the keeper, over a new session."""
+        joined = self._joined
+        if joined is None:
+            return
+        joined.rank = self._now(peer, "join", joined.addresses, joined.shard_of, joined.rank)
+        for first, (service, server_id, before) in list(joined.servers.items()):
+            try:
+                _, target, _ = self._now(peer, "register_server", service, server_id)
+            except errors.RemoteError as error:
+                logger.error("server %d of %r could not be registered again: %s", server_id, service, error.remote_message)
+                continue
+            served = self.node.servers.get(before)
+            if served is not None:
+                self.node.servers[target] = served
+                joined.servers[first] = (service, server_id, target)
+
+    def _now(self, peer: Peer, verb: str, *arguments: Any) -> Any:
+        return self.wait(peer.request(MASTER_ROUTE, "ask", ASK, (0, verb, list(arguments), 0.0), OPEN_TIMEOUT_S, False))
+
+    # -- the keeper --------------------------------------------------------------------------------------------------------
+
+    def wait(self, future: Future) -> Any:
+        """Its result, in a thread other than the reactor's. It has a deadline of its own."""
+        if self.node.waiter is not None:
+            return future.result()
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        done.wait(OPEN_TIMEOUT_S + ANSWER_S)
+        if not future.done():  # the shard's reactor has stopped
+            raise errors.Closed(f"nobody drives the connection to the master at {self.address} any more")
+        return future.result()
+
+    def direct(self, method: str, *arguments: Any) -> Any:
+        """One method of master_protocol over the connection there is, once. Raises NotSent when there is none."""
+        peer = self._peer
+        if peer is None:
+            raise errors.NotSent(f"there is no connection to the master at {self.address} now")
+        return self.wait(peer.request(MASTER_ROUTE, method, method_key(method), arguments, ANSWER_S, False))
+
+    def _keep(self) -> None:
+        backoff_s = BACKOFF_S_MIN
+        while not self._closed:
+            self._wake.clear()
+            peer = self._peer
+            try:
+                if peer is None or peer.lost:
+                    self._open()
+                    backoff_s = BACKOFF_S_MIN
+                else:
+                    self._send_heartbeat(peer)
+                delay_s = self._heartbeat_s
+            except Exception as error:  # whatever it is, somebody has to go on trying
+                if self._closed:
+                    break
+                if not isinstance(error, errors.RpcError):
+                    logger.exception("the session at the master at %s has an error it did not expect", self.address)
+                self._last_error = str(error).partition("\n")[0]
+                if not self.opened.done():
+                    self.node.reactor.call_soon(partial(self.opened.set_error, error))
+                    return
+                if isinstance(error, errors.AuthenticationFailed):
+                    self._fail_all(error)
+                delay_s = random.uniform(0.0, backoff_s)
+                backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+            self._wake.wait(delay_s)
+
+    def _open(self) -> None:
+        self._peer = None
+        peer = self.node.master_peer(self.address, self._attempt_s)
+        anew = False
+        if self.number:
+            try:
+                self._open_session(peer, self.number, self._token)
+            except errors.RemoteError as error:
+                if error.type_name.rpartition(".")[2] != "SessionExpired":
+                    raise
+                anew = True
+                logger.warning("the master at %s: %s; joining anew", self.address, error.remote_message)
+        if anew or not self.number:
+            self._open_session(peer, 0, "")
+            self._anew = self._anew or anew
+        if self._anew:
+            self._join_anew(peer)
+        with self._lock:
+            if peer.lost or self._closed:
+                raise errors.NotSent(f"the connection to the master at {self.address} was lost again")
+            self._peer = peer
+            waiting = list(self._requests.values())
+            anew, self._anew = self._anew, False
+        self._attempt_s = CONNECT_TIMEOUT_S
+        self.on_open(peer, anew)
+        self.node.reactor.call_soon(partial(self.opened.set_result, None))
+        for request in waiting:
+            self._send(request)
+
+    def _open_session(self, peer: Peer, number: int, token: str) -> None:
+        arguments = (number, token, self._lease_s, self._root, self._label, self._home)
+        opening = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, self._attempt_s, False)
+        self.number, self._token, _ = self.wait(opening)
+
+    def _send_heartbeat(self, peer: Peer) -> None:
+        call = peer.request(MASTER_ROUTE, "heartbeat", HEARTBEAT, (), self._lease_s, False)
+        call.add_done_callback(partial(self._heard, peer))
+
+    def _heard(self, peer: Peer, call: Future) -> None:
+        error = call.error()
+        if error is None:
+            self.on_heartbeat(peer, call.result())
+        elif peer is self._peer and not self._closed:
+            if isinstance(error, errors.RemoteError):
+                self._connect_anew()
+            elif isinstance(error, errors.DeadlineExceeded):
+                self._last_error = f"no heartbeat was answered within {self._lease_s} s"
+                peer.connection.close()
+
+    def _connect_anew(self) -> None:
+        self._peer = None
+        self._wake.set()
+
+    def _peer_lost(self, before: Callable[[Peer], None], peer: Peer) -> None:
+        if peer is self._peer:
+            self._connect_anew()
+        before(peer)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            waiting = list(self._requests.values())
+        for request in waiting:
+            self._finish(request, error)
+
+    def close(self) -> None:
+        """Tell the master, so that what we own goes at once; end what waits. A second close, or one in a fork, does nothing."""
+        with self._lock:
+            if self._closed or self.node.pid != os.getpid():
+                return
+            self._closed = True
+        peer = self._peer
+        if peer is not None and not peer.lost:
+            try:
+                ending = peer.request(MASTER_ROUTE, "end_session", END, (), CLOSE_TIMEOUT_S, False)
+                if self.node.waiter is not None:
+                    ending.result(CLOSE_TIMEOUT_S)
+            except (errors.RpcError, TimeoutError) as error:
+                logger.info("the master at %s was not told that this client closes: %s", self.address, str(error))
+        self._fail_all(errors.Closed(f"this side closed its session at the master at {self.address} meanwhile"))
+        self._wake.set()
+        if self.node.waiter is not None and threading.current_thread() is not self._keeper:
+            self._keeper.join(CLOSE_TIMEOUT_S)
+
+
+def _ignore(*_: Any) -> None:
+    """Nobody watches."""

@@ -1,0 +1,228 @@
+"""Watches of the master's tree, at the client: deltas come in, callbacks are called, gaps are filled.
+
+One thread, `prpc-master-watch`, does it all, one event after the other: so callbacks may ask the master, watch and unwatch, and
+nothing is locked while they run. It has everything below a watched path as of one version, and goes from version to version:
+
+    comes in                                   what it does
+    deltas with the next number                applies those that are newer than the watch, and calls back
+    a number too high, or a heartbeat's        something was missed: watches again from the version it has
+    another connection to the master           the same
+    another session                            watches from the beginning, and calls back for what differs
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.context import calling_peer
+from prpc_engine.master_protocol import WATCH_TARGET
+from prpc_engine.master_session import CLOSE_TIMEOUT_S, MasterSession
+from prpc_engine.peer import Peer
+from prpc_engine.server import Server
+from prpc_engine.tree import Kind
+
+logger = logging.getLogger("prpc")
+
+
+@dataclass(frozen=True)
+class TreeEvent:
+    """One change of a node. `value` is None when it was deleted; `version` is that of the whole tree."""
+
+    path: str
+    value: str | None
+    node_version: int
+    version: int
+
+
+Callback = Callable[[TreeEvent], object]
+
+
+@dataclass(eq=False)
+class _Watch:
+    path: str
+    callback: Callback
+    silent: bool  # about what is there already
+    version: int = -1  # of the tree; -1: not watched yet
+    known: dict[str, tuple[str, int]] = field(default_factory=dict)  # path -> value, version
+
+
+class Watches:
+    """See the file's head. Owned by who owns the session, and closed before it."""
+
+    def __init__(self, session: MasterSession) -> None:
+        self._session = session
+        self._watches: dict[int, _Watch] = {}
+        self._handles = itertools.count(1)
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._peer: Peer | None = session._peer
+        self._heard = 0  # number of the last notification over that connection
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+        session.on_open = self._opened
+        session.on_heartbeat = self._counted
+        session.node.servers[WATCH_TARGET] = Server("watches", 0, WATCH_TARGET, {"changed": self._changed})
+
+    # -- what comes in; from the reactor or the keeper -----------------------------------------------------------------------
+
+    def _post(self, event: Callable[[], None]) -> None:
+        if self._watches:
+            self._events.put(event)
+
+    def _opened(self, peer: Peer, anew: bool) -> None:
+        self._events.put(lambda: self._start_over(peer, anew))
+
+    def _counted(self, peer: Peer, pushed: int) -> None:
+        self._post(lambda: self._check(peer, pushed))
+
+    def _changed(self, number: int, items: list[Any]) -> None:
+        peer = calling_peer()
+        self._post(lambda: self._apply(peer, number, items))
+
+    # -- in the thread -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            event = self._events.get()
+            if event is None:
+                return
+            try:
+                event()
+            except errors.RpcError as error:  # the connection again: the next one starts over
+                logger.info("watches of the master at %s wait for it: %s", self._session.address, str(error))
+            except Exception:
+                logger.exception("watches of the master at %s go on after an error", self._session.address)
+
+    def _start_over(self, peer: Peer, anew: bool) -> None:
+        self._peer = peer
+        self._heard = 0
+        for watch in list(self._watches.values()):
+            if anew:
+                watch.version = -1
+            self._catch_up(watch)
+
+    def _check(self, peer: Peer | None, pushed: int) -> None:
+        """Catch up unless all notifications up to that number came."""
+        if peer is not self._peer or pushed <= self._heard:
+            return
+        self._heard = pushed
+        for watch in list(self._watches.values()):
+            self._catch_up(watch)
+
+    def _apply(self, peer: Peer | None, number: int, items: list[Any]) -> None:
+        if peer is not self._peer or number <= self._heard:
+            return  # over a connection that was given up, or part of what we caught up with
+        if number > self._heard + 1:
+            self._check(peer, number)
+            return
+        self._heard = number
+        for watch in list(self._watches.values()):
+            self._take_deltas(watch, items)
+
+    def _take_deltas(self, watch: _Watch, items: list[Any]) -> None:
+        below = f"{watch.path}/"
+        for version, kind, path, value, node_version in items:
+            if version > watch.version >= 0 and (path == watch.path or path.startswith(below)):
+                watch.version = version
+                self._change(watch, path, value if kind == Kind.PUT else None, node_version)
+
+    def _catch_up(self, watch: _Watch) -> None:
+        version, _, whole, items = self._session.direct("watch", watch.path, watch.version)
+        if not whole:
+            self._take_deltas(watch, items)
+            watch.version = max(version, watch.version)
+            return
+        silent, watch.silent = watch.silent, False
+        watch.version = version
+        there = {path for path, _, _ in items}
+        for path in [path for path in reversed(watch.known) if path not in there]:
+            self._change(watch, path, None, 0)
+        for path, value, node_version in items:
+            if watch.known.get(path) != (value, node_version):
+                self._change(watch, path, value, node_version, silent)
+
+    def _change(self, watch: _Watch, path: str, value: str | None, node_version: int, silent: bool = False) -> None:
+        if value is None:
+            watch.known.pop(path, None)
+        else:
+            watch.known[path] = (value, node_version)
+        if silent or watch not in self._watches.values():  # an earlier callback may have cancelled it
+            return
+        try:
+            watch.callback(TreeEvent(path, value, node_version, watch.version))
+        except Exception:
+            logger.exception("the callback of a watch of %r raised", watch.path)
+
+    # -- for users -----------------------------------------------------------------------------------------------------
+
+    def add(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
+        """Call callback(event) for every change at `path` and below from now on, and with `existing` for what is there.
+
+        The handle. While the master is away it begins with the next connection, and misses nothing from then on. Raises
+        DeadlineExceeded, and what the master refuses."""
+        watch = _Watch(path, callback, silent=not existing)
+        handle = next(self._handles)
+        done = threading.Event()
+        failure: list[BaseException] = []
+
+        def begin() -> None:
+            self._watches[handle] = watch
+            try:
+                self._catch_up(watch)
+            except errors.RemoteError as error:
+                del self._watches[handle]
+                failure.append(errors.Rejected(f"watching {path!r} was refused by the master: {error.remote_message}"))
+            except errors.RpcError as error:
+                logger.info("the watch of %r begins with the next connection: %s", path, str(error))
+            done.set()
+
+        with self._starting:
+            if self._closed:
+                raise errors.Closed(f"{path!r} cannot be watched: this client was closed before")
+            if self._thread is None:
+                self._peer = self._session._peer
+                self._thread = threading.Thread(target=self._run, name="prpc-master-watch", daemon=True)
+                self._thread.start()
+        if threading.current_thread() is self._thread:
+            begin()
+        else:
+            self._events.put(begin)
+            if not done.wait(timeout_s):
+                raise errors.DeadlineExceeded(
+                    f"watching {path!r} at the master at {self._session.address} took more than {timeout_s} s; a callback of "
+                    "another watch may still be running"
+                )
+        if failure:
+            raise failure[0]
+        return handle
+
+    def cancel(self, handle: int) -> bool:
+        """No callback of that watch begins after this; whether there was one."""
+        watch = self._watches.pop(handle, None)
+        if watch is None:
+            return False
+        if all(other.path != watch.path for other in list(self._watches.values())):
+            self._events.put(lambda: self._unwatch(watch.path))
+        return True
+
+    def _unwatch(self, path: str) -> None:
+        if all(other.path != path for other in self._watches.values()):
+            self._session.direct("unwatch", path)
+
+    def close(self) -> None:
+        """No callback begins after this. One that runs is not waited for long."""
+        with self._starting:
+            self._closed = True
+        self._watches.clear()
+        self._events.put(None)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and self._session.node.pid == os.getpid():
+            thread.join(CLOSE_TIMEOUT_S)
