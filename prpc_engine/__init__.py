@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 from prpc_engine import errors
+from prpc_engine.allow import AllowList
+from prpc_engine.archive import Lazy, register
 from prpc_engine.call import Call
 from prpc_engine.client import RpcClient
+from prpc_engine.config import TlsSettings
+from prpc_engine.context import caller_name
+from prpc_engine.dealer import Dealer, ErrorCode, RpcRequest, RpcResponse, Terminated
+from prpc_engine.deferred import Deferred
 from prpc_engine.master import Master
+from prpc_engine.master_client import CommInfo, MasterClient
+from prpc_engine.master_watch import TreeEvent
+from prpc_engine.retry import RetryPolicy
+from prpc_engine.server import Bounds, idempotent
 from prpc_engine.service import RpcServer, RpcService, ServiceStatistics
 from prpc_engine.slab import empty
+from prpc_engine.stream import Stream, incoming
 
 __version__ = "0.1.0"
 
-__all__ = ["Call", "Master", "RpcClient", "RpcServer", "RpcService", "ServiceStatistics", "empty", "errors"]
+__all__ = [
+    "AllowList",
+    "Bounds",
+    "Call",
+    "CommInfo",
+    "Dealer",
+    "Deferred",
+    "ErrorCode",
+    "Lazy",
+    "Master",
+    "MasterClient",
+    "RetryPolicy",
+    "RpcClient",
+    "RpcRequest",
+    "RpcResponse",
+    "RpcServer",
+    "RpcService",
+    "ServiceStatistics",
+    "Stream",
+    "Terminated",
+    "TlsSettings",
+    "TreeEvent",
+    "caller_name",
+    "empty",
+    "errors",
+    "idempotent",
+    "incoming",
+    "register",
+]

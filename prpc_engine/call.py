@@ -14,12 +14,24 @@ per timeout, and nothing per call.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from prpc_engine.errors import Cancelled, RpcError
 from shard import Future
 
 NEVER = float("inf")
+# A call without a timeout of its own gives up after this long: long for a call, short for a person.
+TIMEOUT_S = 30.0
+
+
+class Client(Protocol):
+    """Who made a call."""
+
+    def failed(self, call: Call, error: BaseException) -> bool:
+        """An attempt failed; True: the call stays pending, and will be ended by the client."""
 
 
 class Call(Future):
@@ -27,15 +39,36 @@ class Call(Future):
 
     table: CallTable | None = None
     call_id: int = 0
-    asked: tuple[str, object] = ("", None)  # method and route: for the texts of errors
+    asked: tuple[str, Any] = ("", None)  # method and route
+    client: Client | None = None  # hears of a failure first, and may try again; None: the failure is the end
+    body: bytes = b""  # of the request, for trying again
+    blocks: Sequence[NDArray[Any]] = ()
     sent: float = 0.0  # when; like the deadline, set once the request is on its way
-    deadline: float = NEVER
+    deadline: float = NEVER  # of this attempt
+    overall: float = NEVER  # of all attempts together
+    state: Any = None  # of trying again: the client's
 
-    def cancel(self) -> bool:
-        """Wait no longer; False when it was done before. The handler is not stopped."""
-        if self.table is not None:
-            self.table.in_flight.pop(self.call_id, None)
-        return self.set_error(Cancelled(f"{self.asked[0]!r} was cancelled by its caller"))
+    def set_error(self, error: BaseException) -> bool:
+        """Complete with an error, unless the client goes on with the call; False when it was complete before."""
+        if self.client is not None and not self.finished and self.client.failed(self, error):
+            return True
+        return Future.set_error(self, error)
+
+    def end(self, error: BaseException) -> bool:
+        """Complete with an error, whatever could still be tried."""
+        return Future.set_error(self, error)
+
+    def cancel(self, error: BaseException | None = None) -> bool:
+        """Wait no longer, and tell the server: what is queued there is dropped, a task ended, a plain function runs to its end.
+
+        Completes with `error`, Cancelled by default. False when it was done before."""
+        if self.table is not None and self.table.in_flight.pop(self.call_id, None) is not None:
+            self.table.send_cancel(self.call_id)
+        return self.set_error(error or Cancelled(f"{self.asked[0]!r} was cancelled by its caller"))
+
+    def abandon(self) -> None:
+        """The asyncio task that awaited it was cancelled, and so is the call."""
+        self.cancel()
 
 
 class CallTable:
@@ -48,6 +81,7 @@ class CallTable:
         self.in_flight: dict[int, Call] = {}
         self.soonest = NEVER
         self.dropped_replies = 0  # came after their call was done
+        self.send_cancel: Callable[[int], None] = _tell_nobody
         self._ids = itertools.count(1)
         self.next_id = self._ids.__next__
 
@@ -79,3 +113,7 @@ class CallTable:
         for call in calls:
             call.set_error(error_for(call))
         return len(calls)
+
+
+def _tell_nobody(call_id: int) -> None:
+    """Before a peer has taken the table."""

@@ -7,12 +7,14 @@ import ipaddress
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prpc_engine.allow import AllowList, rules_from
 from prpc_engine.errors import ConfigError
 from prpc_engine.registry import NAME_LENGTH_MAX
-from shard import DEFAULT_LIMITS, Limits
+from shard import DEFAULT_LIMITS, Limits, Slab, huge_page_policy, polling_enabled
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,6 +22,9 @@ else:
     import tomli as tomllib
 
 TRANSPORTS = ("shm", "tcp")  # in order of preference
+SECTIONS = ("limits", "tls", "allow")  # of the file that PRPC_CONFIG names
+TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
+POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
 SLAB_BYTES_MAX = 8 << 30
 SERVER_ID_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 3600.0  # of what waits for others to start: as long as the master holds a look-up
@@ -60,25 +65,110 @@ def limits_from(given: Limits | None) -> Limits:
 
 def load_limits(path: str) -> Limits:
     """[limits] of a TOML file such as configs/default.toml; what it does not name keeps its default. Raises ConfigError."""
+    fields = {field.name: field.type for field in dataclasses.fields(Limits)}
+    values: dict[str, Any] = {}
+    for name, value in _table(path, "limits").items():
+        kind = float if fields.get(name) == "float" else int
+        if name not in fields or isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
+            raise ConfigError(
+                f"{path}: [limits] {name} = {value!r}: positive numbers are allowed for {', '.join(sorted(fields))}"
+            )
+        values[name] = kind(value)
+    return Limits(**values)
+
+
+def _load(path: str) -> dict[str, Any]:
+    """The whole file, whose sections are known ones. Raises ConfigError."""
     try:
-        table = tomllib.loads(Path(path).read_text())
+        content = tomllib.loads(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"PRPC_CONFIG={path!r} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    fields = {field.name: field.type for field in dataclasses.fields(Limits)}
-    values: dict[str, Any] = {}
-    for section, content in table.items():
-        if section != "limits" or not isinstance(content, dict):
-            raise ConfigError(f"{path}: unknown section or value {section!r}: only [limits] is allowed")
-        for name, value in content.items():
-            kind = float if fields.get(name) == "float" else int
-            if name not in fields or isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
-                raise ConfigError(
-                    f"{path}: [limits] {name} = {value!r}: positive numbers are allowed for {', '.join(sorted(fields))}"
-                )
-            values[name] = kind(value)
-    return Limits(**values)
+    for section in content:
+        if section not in SECTIONS:
+            raise ConfigError(f"{path}: unknown section or value {section!r}: allowed are [limits], [tls] and [[allow]]")
+    return content
+
+
+def _table(path: str, section: str) -> dict[str, Any]:
+    """One section; empty when it is not there."""
+    table = _load(path).get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {section} = {table!r}: a table is expected, under [{section}]")
+    return table
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """TLS 1.3 for tcp: paths of PEM files. Every node of the job needs them, or none.
+
+    cert   this node's certificate, followed by those between it and the CA
+    key    its key, without a password; mode 0600
+    ca     the CA of the job, not a public one: both sides must show a certificate that it signed, and the names in it are who
+           the peer is for allow lists. "": the channel is encrypted, and the job's secret says who is there
+    """
+
+    cert: str
+    key: str
+    ca: str = ""
+
+
+def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
+    """The argument, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of the file named by PRPC_CONFIG (paths there
+    are relative to its folder), else None: no TLS. Raises ConfigError."""
+    if given is not None:
+        return _checked(given, secret, "tls=")
+    values = {name: os.environ.get(variable, "") for name, variable in TLS_VARIABLES.items()}
+    path = os.environ.get("PRPC_CONFIG")
+    if any(values.values()):
+        return _checked(TlsSettings(**values), secret, "PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA")
+    table = _table(path, "tls") if path else {}
+    if not path or not table:
+        return None
+    for name, value in table.items():
+        if name not in TLS_VARIABLES or not isinstance(value, str) or not value:
+            raise ConfigError(f"{path}: [tls] {name} = {value!r}: paths are allowed for {', '.join(TLS_VARIABLES)}")
+    folder = Path(path).parent
+    return _checked(
+        TlsSettings(**{"cert": "", "key": "", **{k: str(folder / v) for k, v in table.items()}}), secret, f"{path}: [tls]"
+    )
+
+
+def _checked(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
+    if not settings.cert or not settings.key:
+        raise ConfigError(
+            f"{where}: cert={settings.cert!r}, key={settings.key!r}: TLS needs a certificate and its key at every node"
+        )
+    if not settings.ca and not secret:
+        raise ConfigError(
+            f"{where}: without a CA a secret is needed, or nobody knows who is at the other end: PRPC_TLS_CA, or PRPC_SECRET_FILE"
+        )
+    for name, path in dataclasses.asdict(settings).items():
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{where}: {name}={path!r} cannot be read: {error.strerror}") from error
+    return settings
+
+
+def allow_from(given: AllowList | None) -> AllowList:
+    """The argument, else all [[allow]] of the file named by PRPC_CONFIG, else no rules. Raises ConfigError."""
+    if given is not None:
+        return given
+    path = os.environ.get("PRPC_CONFIG")
+    return rules_from(_load(path).get("allow", []), path) if path else AllowList()
+
+
+def check_environment() -> None:
+    """Refuse variables of the engine that it could not make sense of later, within a process of its own. Raises ConfigError."""
+    try:
+        huge_page_policy()
+        polling_enabled(POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False)
+        Slab().close()  # PRPC_DEBUG_LEASES; it has no memory yet
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def slab_bytes_max() -> int:

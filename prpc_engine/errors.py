@@ -7,6 +7,11 @@ RpcError
 ├── Rejected             the server refused before running → safe to send again when mended
 │   ├── UnknownService      nobody there has that name      → mend the name
 │   ├── UnknownMethod       the service lacks that method   → mend the name
+│   ├── NotAllowed          this caller may not call that   → ask for it in the server's allow list
+│   ├── Stopping            the server takes on nothing new → another server of that service
+│   ├── NoSuchNode          the master's tree lacks it      → add it first
+│   ├── NodeExists          it is there already             → another name, or take that one
+│   ├── VersionMismatch     compare-and-set came too late   → read it again
 │   ├── BadArguments        the arguments cannot be sent    → change their types (a TypeError, too)
 │   └── Backpressure        a queue's bound is reached      → slow down, or retry later
 ├── MaybeExecuted        sent, then the peer was lost      → only a caller who knows the method may retry
@@ -15,6 +20,8 @@ RpcError
 ├── Cancelled            this side gave the call up
 ├── Closed               this side closed the thing first  → fix the caller
 ├── AuthenticationFailed the peer does not hold our secret → the same PRPC_SECRET_FILE on both sides
+├── SessionExpired       the master ended our session      → the text says what went with it; ask again over the new one
+├── JournalError         a master cannot keep its journal  → another folder, more room, or the file restored
 ├── AddressInUse         the port is taken                 → another port, or 0 for any
 └── ConfigError          a setting is not allowed          → the text names it and what is allowed
 
@@ -36,16 +43,23 @@ __all__ = [
     "Closed",
     "ConfigError",
     "DeadlineExceeded",
+    "JournalError",
     "MasterUnreachable",
     "MaybeExecuted",
     "NoServer",
+    "NoSuchNode",
+    "NodeExists",
+    "NotAllowed",
     "NotSent",
     "Rejected",
     "RemoteError",
     "RpcError",
+    "SessionExpired",
     "ShmFull",
+    "Stopping",
     "UnknownMethod",
     "UnknownService",
+    "VersionMismatch",
 ]
 
 
@@ -75,6 +89,26 @@ class UnknownService(Rejected):
 
 class UnknownMethod(Rejected):
     """The service has no public method of that name."""
+
+
+class NotAllowed(Rejected):
+    """The server does not let this caller call that method."""
+
+
+class Stopping(Rejected):
+    """The server is ending and takes on nothing new."""
+
+
+class NoSuchNode(Rejected):
+    """The master's tree has no node at that path."""
+
+
+class NodeExists(Rejected):
+    """The master's tree has a node at that path already."""
+
+
+class VersionMismatch(Rejected):
+    """A node has another version than a compare-and-set expected."""
 
 
 class BadArguments(Rejected, TypeError):
@@ -117,6 +151,14 @@ class Closed(RpcError):
 
 class AuthenticationFailed(RpcError):
     """The peer proved no knowledge of the job secret."""
+
+
+class SessionExpired(RpcError):
+    """The master ended this client's session: its lease was over before it came back."""
+
+
+class JournalError(RpcError):
+    """A master's journal is held by another one, is damaged, or cannot be written."""
 
 
 class AddressInUse(RpcError):

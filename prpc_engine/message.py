@@ -1,14 +1,18 @@
 """What one node says to another: a fixed header, then an archive. No I/O here.
 
     offset  size  field       meaning
-         0     1  kind        REQUEST, NOTIFY, REPLY, FAILURE
-         1     1  zero
+         0     1  kind        REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END
+         1     1  side        ITEM, CREDIT, END: 0 from the caller, 1 to the caller; else 0
          2     2  status      FAILURE: a Status; else 0
-         4     4  target      REQUEST, NOTIFY: the number the master gave the server; else 0
-         8     8  call_id     pairs a reply with its request on this connection; 0 for NOTIFY
-        16     4  method      REQUEST, NOTIFY: CRC-32 of the method's name; else 0
-        20     4  timeout_ms  REQUEST: how long the caller waits; 0: as long as the connection lasts
-        24   ...  archive     REQUEST, NOTIFY: list of arguments; REPLY: the value; FAILURE: [type name, message, traceback]
+         4     4  target      REQUEST, NOTIFY, OPEN: the number the master gave the server; CREDIT: how many; else 0
+         8     8  call_id     pairs what belongs to one request of the caller on this connection; 0 for NOTIFY
+        16     4  method      REQUEST, NOTIFY, OPEN: CRC-32 of the method's name; else 0
+        20     4  timeout_ms  REQUEST, OPEN: how long the caller waits; 0: as long as the connection lasts
+        24   ...  archive     REQUEST, NOTIFY, OPEN: list of arguments; REPLY, ITEM: the value;
+                              FAILURE: [type name, message, traceback]
+
+A call is a REQUEST, answered by one REPLY or FAILURE. A stream is an OPEN, then ITEMs of both sides as far as the other's CREDIT
+goes (stream.py), the caller's END, and at last the server's REPLY or FAILURE. CANCEL gives either up.
 
 All integers little-endian. Incarnation and version belong to the connection and were checked in its handshake. A method goes by
 number because a name would cost both sides more than the rest of the header; a server whose names collide is refused.
@@ -20,9 +24,10 @@ import enum
 import struct
 import zlib
 
-HEADER = struct.Struct("<BxHIQII")
+HEADER = struct.Struct("<BBHIQII")
 assert HEADER.size == 24  # the table above
-REQUEST, NOTIFY, REPLY, FAILURE = 1, 2, 3, 4
+REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END = range(1, 10)
+FROM_CALLER, TO_CALLER = 0, 1
 TIMEOUT_S_MAX = 4_000_000.0  # 46 days: milliseconds that 32 bits hold
 
 
@@ -36,6 +41,9 @@ class Status(enum.IntEnum):
     HANDLER_RAISED = 5
     BAD_RESULT = 6  # the handler's value cannot be put into a message
     DEADLINE = 7  # passed before the handler was done
+    STOPPING = 8  # the server takes on nothing new
+    CANCELLED = 9  # by the handler's side
+    NOT_ALLOWED = 10  # this caller, that method
 
 
 def method_key(name: str) -> int:

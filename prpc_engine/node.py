@@ -11,10 +11,13 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.config import check_exposure
+from prpc_engine.archive import Archive
+from prpc_engine.config import TlsSettings, check_exposure, tls_from
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
 from shard import (
@@ -39,6 +42,14 @@ from shard import Node as Identity
 logger = logging.getLogger("prpc")
 
 
+@dataclass(frozen=True)
+class Values:
+    """What may be sent as a value, and how: both sides of a connection must agree on pickles."""
+
+    allow_pickle: bool = False
+    compression: str | None = None  # "zlib", "zstd", "lz4"
+
+
 class Node:
     """See the file's head. Owned by a Master, an RpcService, or a shard that serves; close() by its owner."""
 
@@ -52,8 +63,17 @@ class Node:
         transports: Sequence[str],
         host: str,
         port: int,
+        tls: TlsSettings | None = None,
+        values: Values | None = None,
     ) -> None:
         check_exposure(host, secret)
+        values = values or Values()
+        if values.allow_pickle and not secret:
+            raise errors.ConfigError(
+                "allow_pickle=True needs a secret of the job (PRPC_SECRET_FILE): who may send a pickle may run anything here"
+            )
+        self._make_archive = partial(Archive, allow_pickle=values.allow_pickle, compression=values.compression, limits=limits)
+        self._make_archive()  # refuse a compression that is not there before anybody connects
         self.reactor = reactor
         self.waiter = waiter
         self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
@@ -71,7 +91,10 @@ class Node:
         self._memory = MemoryTransport(identity, slab)
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
-        self._tcp = TcpTransport(identity, slab)
+        try:
+            self._tcp = TcpTransport(identity, slab, tls_from(tls, secret))
+        except ShardError as error:  # of certificates
+            raise errors.ConfigError(str(error)) from error
         known: dict[str, Transport] = {"shm": ShmTransport(identity, slab), "tcp": self._tcp}
         listen_at = {"shm": "shm://", "tcp": f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"}
         try:
@@ -83,7 +106,7 @@ class Node:
                     continue
                 self._transports.append(transport)
                 self._listeners.append(transport.listen(listen_at[name], reactor, self._accept))
-            if not self._listeners:
+            if transports and not self._listeners:
                 raise errors.ConfigError(f"none of the transports {list(transports)} works on this machine")
             # In-process peers find this node under its first address.
             self._listeners.insert(0, self._memory.listen(f"memory://{identity.incarnation:x}", reactor, self._accept))
@@ -131,7 +154,7 @@ class Node:
             if self._closed:
                 raise errors.Closed(f"{asked}: this side was closed before")
             connection = self._connect(addresses, transports, timeout_s, asked)
-            peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost)
+            peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost, self._make_archive())
             self._peers[addresses[0]] = peer
             self.reactor.call_soon(lambda: connection.attach(self.reactor))
             return peer
@@ -157,6 +180,13 @@ class Node:
                 refusals.append(f"{transport.scheme}: {reason}")
         raise errors.NotSent(f"{asked} cannot be reached: " + "; ".join(refusals))
 
+    def is_local(self, addresses: Sequence[str]) -> bool:
+        """Whether one of these addresses is of this process, or reached through shared memory."""
+        near = [transport for transport in self._transports if transport is not self._tcp]
+        return any(
+            address.startswith(one.scheme + "://") and one.cannot_reach(address) is None for one in near for address in addresses
+        )
+
     def peers(self) -> list[Peer]:
         """All nodes we are connected to, whoever called."""
         return [*list(self._peers.values()), *list(self._accepted)]
@@ -166,7 +196,7 @@ class Node:
             logger.warning("hung up on %s: %d connections are open already", connection.peer, self._connections_max)
             connection.close()
             return
-        peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost)
+        peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost, self._make_archive())
         self._accepted.add(peer)
 
     def _lost(self, peer: Peer) -> None:

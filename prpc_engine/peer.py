@@ -14,12 +14,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine import errors
-from prpc_engine.archive import Decoder, encode, encode_arguments
-from prpc_engine.call import NEVER, Call, CallTable
-from prpc_engine.message import FAILURE, HEADER, NOTIFY, REPLY, REQUEST, TIMEOUT_S_MAX, Status
+from prpc_engine.archive import DECODE_ERRORS, Archive
+from prpc_engine.call import NEVER, Call, CallTable, Client
+from prpc_engine.context import remaining_s
+from prpc_engine.halves import Inbox, Window
+from prpc_engine.job import Job
+from prpc_engine.message import (
+    CANCEL,
+    CREDIT,
+    END,
+    FAILURE,
+    FROM_CALLER,
+    HEADER,
+    ITEM,
+    NOTIFY,
+    OPEN,
+    REPLY,
+    REQUEST,
+    TIMEOUT_S_MAX,
+    TO_CALLER,
+    Status,
+    method_key,
+)
 from prpc_engine.server import Server
+from prpc_engine.stream import Stream
 from shard import (
+    CONTEXT,
     BackpressureError,
+    CancelledError,
     ClosedError,
     Connection,
     LocalProtocolError,
@@ -40,6 +62,15 @@ class Route(Protocol):
     """Where a request goes: the server's number, and its name for texts (str)."""
 
     target: int
+
+
+def wait_in_ms(timeout_s: float | None) -> int:
+    """A timeout as the header has it. Raises BadArguments."""
+    if timeout_s is None:
+        return 0
+    if 0.0 <= timeout_s <= TIMEOUT_S_MAX:
+        return int(timeout_s * 1000.0) + 1
+    raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
 
 
 @dataclass(frozen=True)
@@ -65,11 +96,16 @@ class Peer:
         waiter: Any,
         servers: dict[int, Server],
         on_lost: Callable[[Peer], None],
+        archive: Archive | None = None,
     ) -> None:
         self.connection = connection
         self.calls = CallTable()
         self._in_flight, self._next_id = self.calls.in_flight, self.calls.next_id
-        self.decoder = Decoder()
+        self.running: dict[int, Job] = {}  # requests of the other side that are not answered yet, by its call id
+        self._streams: dict[int, tuple[Inbox, Window]] = {}  # ours, by call id
+        self.calls.send_cancel = lambda call_id: self.send_note(CANCEL, call_id, FROM_CALLER)
+        self.decoder = archive or Archive()
+        self._encode, self._encode_arguments = self.decoder.encode, self.decoder.encode_arguments
         self._decode_plain = self.decoder.decode_plain
         self._armed = NEVER  # when expire() is next called
         self.lost = False
@@ -97,25 +133,104 @@ class Peer:
     # -- our calls -----------------------------------------------------------------------------------------------------
 
     def request(
-        self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None, stable: bool
+        self,
+        route: Route,
+        method: str,
+        key: int,
+        arguments: tuple[Any, ...],
+        timeout_s: float | None,
+        stable: bool,
+        client: Client | None = None,
     ) -> Call:
-        """Send one request. Raises NotSent, Backpressure, BadArguments, ShmFull."""
-        if timeout_s is None:
-            wait_ms = 0
-        elif 0.0 <= timeout_s <= TIMEOUT_S_MAX:
-            wait_ms = int(timeout_s * 1000.0) + 1
-        else:
-            raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
-        body, blocks = encode_arguments(arguments)
+        """Send one request; `client` hears of its failure first, where it could be sent again. Raises NotSent, Backpressure,
+        BadArguments, ShmFull."""
+        if CONTEXT.value is not None:
+            timeout_s = self._inherited(timeout_s)
+        wait_ms = wait_in_ms(timeout_s)
+        body, blocks = self._encode_arguments(arguments)
         call_id = self._next_id()
-        call = self._in_flight[call_id] = Call(self._waiter, 0, None, None, self.calls, call_id, (method, route))
+        if blocks and not stable:
+            client = None  # the caller may change its arrays once this returns
+        call = self._in_flight[call_id] = Call(
+            self._waiter, 0, None, None, self.calls, call_id, (method, route), client, body, blocks if client is not None else ()
+        )
         try:
-            self._send(_pack(REQUEST, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
+            self._send(_pack(REQUEST, 0, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             if isinstance(error, ShardError):
                 raise self._not_sent(error, method, route) from error
             raise
+        self._set_deadline(call, timeout_s)
+        call.overall = call.deadline
+        return call
+
+    def resend(self, call: Call, route: Route, timeout_s: float | None) -> None:
+        """Send the request of a pending call, which failed elsewhere, once more. Raises as request()."""
+        method = call.asked[0]
+        call_id = self._next_id()
+        call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
+        self._in_flight[call_id] = call
+        wait_ms = wait_in_ms(timeout_s)
+        try:
+            self._send(_pack(REQUEST, 0, 0, route.target, call_id, method_key(method), wait_ms) + call.body, call.blocks, True)
+        except ShardError as error:
+            self._in_flight.pop(call_id, None)
+            raise self._not_sent(error, method, route) from error
+        self._set_deadline(call, timeout_s)
+
+    def _inherited(self, timeout_s: float | None) -> float | None:
+        """A call on somebody's behalf waits no longer than that one does."""
+        remaining = remaining_s(self.reactor.clock)
+        if remaining is None:
+            return timeout_s
+        return remaining if timeout_s is None else min(timeout_s, remaining)
+
+    def open(self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Stream:
+        """Begin a stream. Raises as request()."""
+        if CONTEXT.value is not None:
+            timeout_s = self._inherited(timeout_s)
+        body, blocks = self._encode_arguments(arguments)
+        call_id = self._next_id()
+        call = Call(self._waiter, 0, None, None, self.calls, call_id, (method, route))
+        inbox = Inbox(self._waiter, lambda items: self.send_note(CREDIT, call_id, FROM_CALLER, items))
+        window = Window(self._waiter)
+        self._streams[call_id] = inbox, window
+        call.add_done_callback(lambda _: self._streams.pop(call_id, None))
+        stream = Stream(
+            call, inbox, window,
+            lambda item: self.send_item(call_id, FROM_CALLER, item),
+            lambda: self.send_note(END, call_id, FROM_CALLER),
+        )  # fmt: skip
+        self._in_flight[call_id] = call
+        wait_ms = wait_in_ms(timeout_s)
+        try:
+            self._send(_pack(OPEN, 0, 0, route.target, call_id, key, wait_ms) + body, blocks)
+        except BaseException as error:
+            self._in_flight.pop(call_id, None)
+            self._streams.pop(call_id, None)
+            if isinstance(error, ShardError):
+                raise self._not_sent(error, method, route) from error
+            raise
+        self._set_deadline(call, timeout_s)
+        return stream
+
+    def send_item(self, call_id: int, side: int, item: Any) -> None:
+        """One item of a stream. Raises NotSent, Backpressure, BadArguments."""
+        body, blocks = self._encode(item)
+        try:
+            self._send(_pack(ITEM, side, 0, 0, call_id, 0, 0) + body, blocks)
+        except ShardError as error:
+            raise self._not_sent(error, "an item of a stream", self.connection.peer) from error
+
+    def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
+        """CREDIT, END or CANCEL. A peer that is gone needs none; one whose outbox is full is told by its own deadline."""
+        try:
+            self._send(_pack(kind, side, 0, count, call_id, 0, 0))
+        except ShardError as error:
+            logger.debug("%s was not told (%d): %s", self.connection.peer, kind, str(error))
+
+    def _set_deadline(self, call: Call, timeout_s: float | None) -> None:
         # The other side is at work: what follows costs the caller nothing.
         call.sent = now = monotonic()
         if timeout_s is not None:
@@ -123,17 +238,16 @@ class Peer:
             if deadline < self.calls.soonest:
                 self.calls.soonest = deadline
                 self.reactor.call_soon(partial(self._arm, deadline))
-        return call
 
     def notify(self, route: Route, method: str, key: int, arguments: tuple[Any, ...]) -> None:
         """Send one notification: no answer comes. Raises as request()."""
-        body, blocks = encode_arguments(arguments)
+        body, blocks = self._encode_arguments(arguments)
         try:
-            self._send(_pack(NOTIFY, 0, route.target, 0, key, 0) + body, blocks)
+            self._send(_pack(NOTIFY, 0, 0, route.target, 0, key, 0) + body, blocks)
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
 
-    def _not_sent(self, error: ShardError, method: str, route: Route) -> Exception:
+    def _not_sent(self, error: ShardError, method: str, route: Route | str) -> Exception:
         if isinstance(error, errors.ShmFull):
             return error
         text = f"{method!r} was not sent to {route} over {self.connection.transport}: {error}"
@@ -168,7 +282,7 @@ class Peer:
 
     def _on_message(self, body: memoryview, blocks: Blocks = ()) -> None:
         try:
-            kind, status, target, call_id, key, wait_ms = _unpack(body)
+            kind, side, status, target, call_id, key, wait_ms = _unpack(body)
         except struct.error:
             self.connection.close(RemoteProtocolError(f"message of {len(body)} bytes, {HEADER_BYTES} at least expected"))
             return
@@ -180,7 +294,7 @@ class Peer:
             try:
                 payload = body[HEADER_BYTES:]
                 call.set_result(self.decoder.decode(payload, blocks) if blocks else self._decode_plain(payload))
-            except (ValueError, RecursionError) as error:
+            except DECODE_ERRORS as error:
                 call.set_error(errors.RpcError(f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: {error}"))
         elif kind == REQUEST or kind == NOTIFY:
             server = self._servers.get(target)
@@ -191,13 +305,52 @@ class Peer:
         elif kind == FAILURE:
             self._on_failure(status, call_id, body[HEADER_BYTES:], blocks)
         else:
+            self._on_rare(kind, side, target, call_id, key, wait_ms, body[HEADER_BYTES:], blocks)
+
+    def _on_rare(
+        self, kind: int, side: int, target: int, call_id: int, key: int, wait_ms: int, payload: memoryview, blocks: Blocks
+    ) -> None:
+        """What belongs to streams and to cancelling. Notes that cross the end of their call are dropped."""
+        if kind == OPEN:
+            server = self._servers.get(target)
+            if server is None or call_id in self.running:
+                self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
+            else:
+                server.open(self, call_id, key, wait_ms, payload, blocks)
+            return
+        job = self.running.get(call_id) if side == FROM_CALLER else None
+        if kind == CANCEL:
+            if job is not None and job.cancel is not None:
+                job.cancel(CancelledError("the caller cancelled it"))
+            return
+        halves = self._streams.get(call_id) if side == TO_CALLER else job and (job.inbox, job.window)
+        inbox, window = halves or (None, None)
+        if kind == ITEM:
+            if inbox is not None:
+                self._on_item(inbox, payload, blocks)
+        elif kind == CREDIT:
+            if window is not None:
+                window.grant(target)
+        elif kind == END:
+            if inbox is not None:
+                inbox.finish()
+        else:
             self.connection.close(RemoteProtocolError(f"message of unknown kind {kind}"))
+
+    def _on_item(self, inbox: Inbox, payload: memoryview, blocks: Blocks) -> None:
+        try:
+            item = self.decoder.decode(payload, blocks)
+        except DECODE_ERRORS as error:
+            inbox.finish(errors.RpcError(f"an item of the stream with {self.connection.peer} cannot be read: {error}"))
+            return
+        if not inbox.put(item):
+            self.connection.close(RemoteProtocolError("more items of a stream than there was credit for"))
 
     def reply(self, call_id: int, value: Any) -> bool:
         """Answer with a value; False when it cannot be sent, which the caller is told."""
         try:
-            body, blocks = encode(value)
-            self._send(_pack(REPLY, 0, 0, call_id, 0, 0) + body, blocks)
+            body, blocks = self._encode(value)
+            self._send(_pack(REPLY, 0, 0, 0, call_id, 0, 0) + body, blocks)
         except PeerLostError:
             return True  # who asked is gone, and knows that it may have run
         except (ShardError, errors.BadArguments) as error:
@@ -210,11 +363,11 @@ class Peer:
         if not call_id:
             logger.warning("a notification from %s failed: %s %s: %s", self.connection.peer, status.name, name, text)
             return
-        body, _ = encode([name, text, more])
+        body, _ = self._encode([name, text, more])
         try:
-            self._send(_pack(FAILURE, status, 0, call_id, 0, 0) + body)
+            self._send(_pack(FAILURE, 0, status, 0, call_id, 0, 0) + body)
         except ShardError as error:
-            logger.warning("%s was not told of a failure (%s): %s", self.connection.peer, status.name, error)
+            logger.warning("%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
 
     def _on_failure(self, status: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
         call = self._in_flight.pop(call_id, None)
@@ -249,6 +402,12 @@ class Peer:
             )
         if status == Status.BACKPRESSURE:
             return errors.Backpressure(f"{method!r} of {where} was refused: {text}; slow down, or retry later")
+        if status == Status.STOPPING:
+            return errors.Stopping(f"{method!r} of {where} was refused: {text}; another server of that service may take it")
+        if status == Status.NOT_ALLOWED:
+            return errors.NotAllowed(f"{method!r} of {where} was refused: {text}")
+        if status == Status.CANCELLED:
+            return errors.Cancelled(f"{method!r} of {where} was cancelled there: {text}")
         if status == Status.DEADLINE:
             return errors.DeadlineExceeded(f"{method!r} of {where} was cut there: {text}")
         return errors.RemoteError(
@@ -273,4 +432,8 @@ class Peer:
 
         self.lost = True
         self.calls.fail_all(lost)
+        gone = CancelledError(f"{connection.peer} is gone")
+        for job in list(self.running.values()):  # what nobody waits for goes on only when it has begun and is no stream
+            if job.cancel is not None and (job.inbox is not None or job.is_queued):
+                job.cancel(gone)
         self._on_lost(self)

@@ -7,25 +7,48 @@ and connections of its own; a server made with sharded=True lives in them, one i
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from prpc_engine import errors, slab
-from prpc_engine.client import CONNECT_TIMEOUT_S, TIMEOUT_S, RpcClient
-from prpc_engine.config import SERVER_ID_MAX, check_name, check_number, check_timeout, limits_from, secret_from, transports_from
-from prpc_engine.master import MASTER_ROUTE, close_in_reactor, host_and_port, master_error
-from prpc_engine.message import method_key
-from prpc_engine.node import Node
+from prpc_engine.allow import AllowList
+from prpc_engine.call import TIMEOUT_S
+from prpc_engine.client import CONNECT_TIMEOUT_S, RpcClient
+from prpc_engine.config import (
+    SERVER_ID_MAX,
+    TlsSettings,
+    allow_from,
+    check_environment,
+    check_name,
+    check_number,
+    check_timeout,
+    limits_from,
+    secret_from,
+    transports_from,
+)
+from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
+from prpc_engine.master import close_in_reactor, master_error
+from prpc_engine.master_client import MasterClient, SessionBackend
+from prpc_engine.master_protocol import host_and_port
+from prpc_engine.master_session import MasterSession
+from prpc_engine.master_watch import TreeEvent
+from prpc_engine.node import Node, Values
 from prpc_engine.peer import PeerStatistics
 from prpc_engine.registry import ServerEntry
-from prpc_engine.server import Server, ServerStatistics
+from prpc_engine.retry import RetryPolicy
+from prpc_engine.server import Bounds, Server, ServerStatistics
 from prpc_engine.sharded import ShardSettings, open_shard, serve_in_shard, stop_serving_in_shard
-from shard import Driver, Limits, ShardGroup, SlabStatistics, pin, restore
+from shard import Driver, Future, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
 
 SHARDS_MAX = 64
+SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
+REFRESH_TIMEOUT_S = 2.0  # for a master that is there to say who serves now
 LINGER_S = 0.2  # at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps one
 
 
@@ -42,8 +65,16 @@ class ServiceStatistics:
 class RpcServer:
     """A server made here. close() takes it back."""
 
-    def __init__(self, service: RpcService, name: str, server_ids: tuple[int, ...], targets: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        service: RpcService,
+        name: str,
+        server_ids: tuple[int, ...],
+        targets: tuple[int, ...],
+        queue: ServerQueue | None = None,
+    ) -> None:
         self._service = service
+        self._queue = queue
         self.name = name
         self.server_ids = server_ids  # one, or one for each shard
         self._targets = targets
@@ -59,24 +90,47 @@ class RpcServer:
         server = self._service._node.servers.get(self._targets[0])
         return server.statistics() if server is not None else ServerStatistics()
 
-    def close(self) -> None:
-        """Serve no more: later requests are answered with UnknownService. A second close does nothing."""
+    def create_dealer(self) -> Dealer:
+        """One more dealer that receives this server's requests. Raises ConfigError for a server of methods."""
+        if self._queue is None:
+            raise errors.ConfigError(f"the server of {self.name!r} has methods; one without an object to serve has dealers")
+        return Dealer(self.name, self._service._driver, queue=self._queue)
+
+    def terminate(self) -> None:
+        """End the waits of all its dealers with Terminated."""
+        if self._queue is not None:
+            self._queue.mailbox.terminate()
+
+    def restart(self) -> None:
+        """Let its dealers wait again."""
+        if self._queue is not None:
+            self._queue.mailbox.restart()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds. Again: does nothing."""
         if not self._closed:
             self._closed = True
-            self._service._remove_server(self._targets)
+            self.terminate()
+            self._service._remove_server(self._targets, drain_s)
 
 
 class RpcService:
     """See the file's head. A context manager.
 
     master      "host:port" of the job's Master
-    shards      0: inline mode; N: also start N shard processes (under `if __name__ == "__main__":`)
+    shards      0: inline mode; N: also start N shard processes (under `if __name__ == "__main__":`); "auto": one for each
+                physical core, less one
     polling     never sleep while waiting: lowest latency for a whole core
     pin         core for the calling thread, None: leave it; shards are pinned to cores of their own
     bind        "host:port" to listen at, port 0 for any free one
     transports  which may be used, in order of preference; None: shared memory, then tcp
     secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
     timeout_s   for the master to answer
+    tls         TLS for tcp, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of PRPC_CONFIG, else none
+    allow       who may call which methods of servers made here, else [[allow]] of PRPC_CONFIG, else whoever is in the job
+
+    allow_pickle  send, and accept from members of this job who say so too, any object as a pickle; needs a secret
+    compression   of what is sent: "zlib", "zstd", "lz4"; for slow networks only
 
     Raises MasterUnreachable, AuthenticationFailed, AddressInUse, ConfigError.
     """
@@ -84,7 +138,7 @@ class RpcService:
     def __init__(
         self,
         master: str,
-        shards: int = 0,
+        shards: int | Literal["auto"] = 0,
         polling: bool = False,
         pin: int | None = None,
         bind: str = "127.0.0.1:0",
@@ -92,80 +146,129 @@ class RpcService:
         secret: bytes | str | None = None,
         limits: Limits | None = None,
         timeout_s: float = 10.0,
+        tls: TlsSettings | None = None,
+        allow: AllowList | None = None,
+        allow_pickle: bool = False,
+        compression: str | None = None,
     ) -> None:
-        self.shards = check_number("shards", shards, 0, SHARDS_MAX)
+        check_environment()
+        self.shards = auto_shards() if shards == "auto" else check_number("shards", shards, 0, SHARDS_MAX)
         chosen = transports_from(transports)
         host, port = host_and_port(bind)
         host_and_port(master)
         self._secret = secret_from(secret)
         self._limits = limits_from(limits)
+        self._tls, self._allow = tls, allow_from(allow)
+        self._values = Values(allow_pickle, compression)
+        self._clients: weakref.WeakSet[RpcClient] = weakref.WeakSet()
+        self._watching = False  # for servers that come and go
         self._cores_before = None if pin is None else _pin_thread(pin)
         self._master = master
         self._closed = False
         self._driver = Driver(polling)
         self._group: ShardGroup | None = None
+        self._master_client: MasterClient | None = None
         try:
             self._node = Node(
-                self._driver.reactor, self._driver, slab.default_slab(), self._secret, self._limits, chosen, host, port
+                self._driver.reactor,
+                self._driver,
+                slab.default_slab(),
+                self._secret,
+                self._limits,
+                chosen,
+                host,
+                port,
+                tls,
+                self._values,
             )
-            self.rank = self._join(timeout_s)
-            if shards:
-                self._start_shards(shards, polling, chosen, host)
+            self._session = MasterSession(self._node, master, open_timeout_s=timeout_s)
+            self._join(timeout_s)
+            if self.shards:
+                self._start_shards(self.shards, polling, chosen, host)
         except BaseException:
             self._shut()
             raise
 
-    def _join(self, timeout_s: float) -> int:
+    def _join(self, timeout_s: float) -> None:
         started = time.monotonic()
         try:
-            rank = self._ask_master("join", self._node.addresses, -1, timeout_s=timeout_s)
-        except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded, errors.AuthenticationFailed) as error:
+            self._session.opened.result()
+            self._session.join(self._node.addresses, timeout_s=timeout_s).result()
+        except errors.RpcError as error:
             raise master_error(self._master, error, started) from error
-        assert isinstance(rank, int)
-        return rank
+
+    @property
+    def rank(self) -> int:
+        """This node's number in the job. It changes only when the master was away for longer than the lease and gave it away."""
+        return self._session.rank
+
+    @property
+    def master_client(self) -> MasterClient:
+        """The master's other verbs (locks, barriers, the tree, ...), over this node's session."""
+        if self._master_client is None:
+            self._master_client = MasterClient(backend=SessionBackend(self._session))
+        return self._master_client
 
     def _start_shards(self, shards: int, polling: bool, transports: tuple[str, ...], host: str) -> None:
         self._group = ShardGroup(shards, polling=polling, driver=self._driver)
         settings = ShardSettings(
-            master=self._master, rank=self.rank, secret=self._secret, limits=self._limits, transports=transports, host=host
+            master=self._master,
+            rank=self.rank,
+            secret=self._secret,
+            limits=self._limits,
+            transports=transports,
+            host=host,
+            tls=self._tls,
+            allow=self._allow,
+            values=self._values,
         )
         self._group.map(open_shard, settings, timeout_s=CONNECT_TIMEOUT_S)
 
-    def _ask_master(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
+    def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
         self._check_open()
-        peer = self._node.master_peer(self._master, min(timeout_s or CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S))
-        return peer.request(MASTER_ROUTE, method, method_key(method), args, timeout_s, False).result()
+        return self._session.ask(verb, *args, timeout_s=timeout_s)
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
-    def create_server(self, name: str, served: object, server_id: int = -1, sharded: bool = False) -> RpcServer:
-        """Serve an object's public methods, or a dict of functions, under `name`.
+    def create_server(
+        self, name: str, served: object = None, server_id: int = -1, sharded: bool = False, bounds: Bounds | None = None
+    ) -> RpcServer:
+        """Serve an object's public methods, or a dict of functions, under `name`; without any, requests go to its dealers.
 
         server_id   which server of that service this is; -1 takes the smallest free
         sharded     `served` is then a factory without arguments (a class, say): each shard makes an instance and serves it
                     as a server of its own, with server ids in order of the shards
+        bounds      how many tasks run at a time, and how many calls and bytes wait for one to end
 
         Raises ConfigError, and Rejected when the master refuses (a server id that is taken).
         """
         check_name(name)
         check_number("server_id", server_id, -1, SERVER_ID_MAX)
         if sharded:
-            return self._create_sharded(name, served, server_id)
+            return self._create_sharded(name, served, server_id, bounds)
+        queue = None
+        if served is None:
+            queue = ServerQueue(name, self._driver)
+            served, bounds = queue.methods(), bounds or Bounds(tasks_max=QUEUE_REQUESTS_MAX)
         Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
         server_id, target = self._register(name, server_id)
         # The master tells clients of it first; a request that is faster than the next line is told to come again.
-        self._node.servers[target] = Server(name, server_id, target, served)
+        self._node.servers[target] = Server(name, server_id, target, served, bounds, self._allow)
         self._driver.take_over()
-        return RpcServer(self, name, (server_id,), (target,))
+        return RpcServer(self, name, (server_id,), (target,), queue)
+
+    def create_dealer(self, name: str, timeout_s: float = 10.0) -> Dealer:
+        """A peer among those of `name`: it receives their requests, and sends to them by `dest_rank`."""
+        server = self.create_server(name, server_id=self.rank)
+        client = self.create_client(name, 1, timeout_s)
+        return Dealer(name, self._driver, client, server._queue, by_rank=True)
 
     def _register(self, name: str, server_id: int) -> tuple[int, int]:
-        try:
-            registered, target = self._ask_master("register_server", name, server_id)
-        except errors.RemoteError as error:
-            raise errors.Rejected(f"the master refused to register a server of {name!r}: {error.remote_message}") from error
+        self._check_open()
+        registered, target, _ = self._session.register_server(name, server_id).result()
         return registered, target
 
-    def _create_sharded(self, name: str, factory: object, server_id: int) -> RpcServer:
+    def _create_sharded(self, name: str, factory: object, server_id: int, bounds: Bounds | None) -> RpcServer:
         if self._group is None:
             raise errors.ConfigError("sharded=True needs shards: RpcService(shards=N)")
         if not callable(factory):
@@ -173,16 +276,31 @@ class RpcService:
         entries = []
         for index in range(self.shards):  # one after the other: their ids are in order of the shards
             wanted = server_id if server_id < 0 else server_id + index
-            entries.append(self._group.submit_to(index, serve_in_shard, name, factory, wanted).result(TIMEOUT_S))
+            entries.append(self._group.submit_to(index, serve_in_shard, name, factory, wanted, bounds).result(TIMEOUT_S))
         ids, targets = zip(*entries, strict=True)
         return RpcServer(self, name, ids, targets)
 
-    def _remove_server(self, targets: tuple[int, ...]) -> None:
+    def _remove_server(self, targets: tuple[int, ...], drain_s: float) -> None:
         for target in targets:
-            if self._node.servers.pop(target, None) is not None and not self._closed:
-                self._ask_master("deregister_server", target)
+            server = self._node.servers.get(target)
+            if server is None:
+                continue
+            if not self._closed:
+                self._session.deregister_server(target).result()
+                self._drain(server, drain_s)
+            self._node.servers.pop(target, None)
         if self._group is not None and not self._closed:
             self._group.map(stop_serving_in_shard, targets, timeout_s=TIMEOUT_S)
+
+    def _drain(self, server: Server, drain_s: float) -> None:
+        stopped = Future(self._driver)
+
+        def stop() -> None:
+            server.stop().add_done_callback(lambda _: stopped.set_result(None))
+
+        self._driver.reactor.call_soon(stop)
+        with contextlib.suppress(TimeoutError):
+            stopped.result(drain_s)
 
     def serve_forever(self, timeout_s: float | None = None) -> None:
         """Drive the reactor from the calling thread, for `timeout_s` seconds or until stop_serving() or close().
@@ -200,8 +318,21 @@ class RpcService:
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
-    def create_client(self, name: str, expected_servers: int = 1, timeout_s: float = 10.0) -> RpcClient:
-        """A client of service `name`, as soon as it has `expected_servers` servers. Raises NoServer after `timeout_s` seconds."""
+    def create_client(
+        self,
+        name: str,
+        expected_servers: int = 1,
+        timeout_s: float = 10.0,
+        balance: str = "least_outstanding",
+        retry: RetryPolicy | None = None,
+        idempotent: Iterable[str] = (),
+    ) -> RpcClient:
+        """A client of service `name`, as soon as it has `expected_servers` servers. Raises NoServer after `timeout_s` seconds.
+
+        balance     who gets a call: "least_outstanding" of two chosen at random, "random", "round_robin", "local_first"
+        retry       how often and how soon a failed call is tried again (retry.py)
+        idempotent  methods that may be run twice, beside those that the server registered so
+        """
         check_number("expected_servers", expected_servers, 0, 1 << 20)
         check_name(name)
         check_timeout(timeout_s)
@@ -213,11 +344,34 @@ class RpcService:
                 f"service {name!r} has {len(entries)} of {expected_servers} servers after {timeout_s} s; the master at "
                 f"{self._master} knows these services: {', '.join(services) or 'none'}"
             )
-        return RpcClient(name, self._node, entries, lambda: self._lookup(name, 0, 0.0))
+        client = RpcClient(name, self._node, entries, lambda: self._look_again(name), balance, retry, idempotent)
+        self._clients.add(client)
+        if not self._watching:
+            self._watching = True
+            # Not here: a handler may be what makes the client, and must not wait for the master.
+            threading.Thread(target=self._watch_servers, name="prpc-watch-servers", daemon=True).start()
+        return client
+
+    def _watch_servers(self) -> None:
+        with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
+            self.master_client.tree_watch(SERVERS_PATH, self._servers_changed)
+
+    def _look_again(self, name: str) -> list[ServerEntry]:
+        """Who serves now. Raises MasterUnreachable, at once where the master is known to be away: those known must do then."""
+        if not self._session.connected:
+            raise errors.MasterUnreachable(f"the master at {self._master} is away: servers of {name!r} cannot be looked up")
+        return self._lookup(name, 0, REFRESH_TIMEOUT_S)
+
+    def _servers_changed(self, event: TreeEvent) -> None:
+        """A server of some service came or went. In the watch's own thread."""
+        name = event.path.removeprefix(SERVERS_PATH).strip("/").partition("/")[0]
+        for client in list(self._clients):
+            if client.name == name:
+                with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
+                    client.refresh()
 
     def _lookup(self, name: str, expected: int, timeout_s: float) -> list[ServerEntry]:
-        # The master answers within timeout_s; what comes on top is the way there and back.
-        found = self._ask_master("lookup", name, expected, timeout_s, timeout_s=timeout_s + TIMEOUT_S)
+        found = self._ask_master("lookup", name, expected, timeout_s=timeout_s)
         return [ServerEntry(name, server_id, target, rank, tuple(addresses)) for server_id, target, rank, addresses in found]
 
     @property
@@ -246,8 +400,14 @@ class RpcService:
             raise errors.Closed("this RpcService was closed here")
 
     def _shut(self) -> None:
+        for client in list(self._clients):
+            client.close()
         if self._group is not None:
             self._group.close()
+        if self._master_client is not None:
+            self._master_client.close()
+        if hasattr(self, "_session"):
+            self._session.close()
         if hasattr(self, "_node"):
             close_in_reactor(self._driver, self._node)
             self._node.slab.wait_for_readers(LINGER_S)
@@ -266,6 +426,14 @@ class RpcService:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> RpcService:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -6,18 +6,15 @@ These functions are sent by the application over its lane to each shard.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from prpc_engine import slab
-from prpc_engine.master import MASTER_ROUTE
-from prpc_engine.message import method_key
-from prpc_engine.node import Node
-from prpc_engine.server import Server
+from prpc_engine.allow import AllowList
+from prpc_engine.config import TlsSettings
+from prpc_engine.master_session import MasterSession
+from prpc_engine.node import Node, Values
+from prpc_engine.server import Bounds, Server
 from shard import Limits, ShardError, this_shard
-
-CONNECT_TIMEOUT_S = 5.0
-MASTER_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -26,10 +23,13 @@ class ShardSettings:
 
     master: str
     rank: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     limits: Limits
     transports: tuple[str, ...]
     host: str
+    tls: TlsSettings | None
+    allow: AllowList
+    values: Values
 
 
 class _ShardNode:
@@ -38,14 +38,26 @@ class _ShardNode:
     def __init__(self, settings: ShardSettings) -> None:
         shard = this_shard()
         slab.use_slab(shard.slab)
-        self._settings = settings
-        self.node = Node(shard.reactor, None, shard.slab, settings.secret, settings.limits, settings.transports, settings.host, 0)
-        shard.at_stop(self.node.close)
+        self.settings = settings
+        self.node = Node(
+            shard.reactor,
+            None,
+            shard.slab,
+            settings.secret,
+            settings.limits,
+            settings.transports,
+            settings.host,
+            0,
+            settings.tls,
+            settings.values,
+        )
+        self.session = MasterSession(self.node, settings.master)
+        shard.at_stop(self.close)
 
-    async def ask_master(self, method: str, *args: Any) -> Any:
-        """Call the master without blocking the shard."""
-        peer = self.node.master_peer(self._settings.master, CONNECT_TIMEOUT_S)
-        return await peer.request(MASTER_ROUTE, method, method_key(method), args, MASTER_TIMEOUT_S, False)
+    def close(self) -> None:
+        """Leave the job."""
+        self.session.close()
+        self.node.close()
 
 
 _node: _ShardNode | None = None
@@ -55,7 +67,8 @@ async def open_shard(settings: ShardSettings) -> None:
     """Make this shard's node and join the job as part of the rank it belongs to."""
     global _node
     _node = _ShardNode(settings)
-    await _node.ask_master("join", _node.node.addresses, settings.rank)
+    await _node.session.opened
+    await _node.session.join(_node.node.addresses, settings.rank)
 
 
 def _here() -> _ShardNode:
@@ -64,13 +77,13 @@ def _here() -> _ShardNode:
     return _node
 
 
-async def serve_in_shard(name: str, factory: Callable[[], object], server_id: int) -> tuple[int, int]:
+async def serve_in_shard(name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None) -> tuple[int, int]:
     """Make an instance and serve it: (server id, target)."""
     here = _here()
     served = factory()
     Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
-    server_id, target = await here.ask_master("register_server", name, server_id)
-    here.node.servers[target] = Server(name, server_id, target, served)
+    server_id, target, _ = await here.session.register_server(name, server_id)
+    here.node.servers[target] = Server(name, server_id, target, served, bounds, here.settings.allow)
     return server_id, target
 
 
@@ -79,4 +92,4 @@ async def stop_serving_in_shard(targets: tuple[int, ...]) -> None:
     here = _here()
     for target in targets:
         if here.node.servers.pop(target, None) is not None:
-            await here.ask_master("deregister_server", target)
+            await here.session.deregister_server(target)

@@ -30,6 +30,7 @@ COMMANDS = {
     "demo": "train on real data over a cluster on this machine, and compare with one process",
     "bench": "measure this engine beside what else is installed",
     "doctor": "look at this machine: what is wrong, and what to do about it",
+    "master": "serve names, ids, locks and barriers to the nodes of a job",
     "gc": "remove shared memory that dead processes left behind",
     "version": "say which versions these are",
 }

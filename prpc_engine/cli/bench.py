@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 SUBJECTS = {
     "ring": "records between two processes through a ring in shared memory",
+    "shard": "calls, lent arrays, wake-ups and idling of a group of shards",
+    "growth": "how cost grows with shards, record sizes and a mesh",
     "rpc": "small calls",
     "tensor": "arrays, by reference and copied",
     "kv": "pulls and pushes of a key-value table",

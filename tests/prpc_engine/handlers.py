@@ -59,7 +59,7 @@ class Plain:
         return threading.current_thread().name
 
     def unsendable(self) -> Any:
-        return {"fine": 1, "bad": {1, 2}}
+        return {"fine": 1, "bad": object()}
 
     def read_fifo(self, path: str) -> str:
         """Blocks the whole server until somebody has written the named pipe."""

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from prpc_engine.message import FAILURE, HEADER, NOTIFY, REPLY, REQUEST, TIMEOUT_S_MAX, Status, method_key
+from prpc_engine.message import (
+    CANCEL,
+    CREDIT,
+    END,
+    FAILURE,
+    HEADER,
+    ITEM,
+    NOTIFY,
+    OPEN,
+    REPLY,
+    REQUEST,
+    TIMEOUT_S_MAX,
+    Status,
+    method_key,
+)
 
 
 def test_the_header_is_as_its_table_says() -> None:
-    packed = HEADER.pack(REQUEST, 0x0203, 0x04050607, 0x08090A0B0C0D0E0F, 0x10111213, 0x14151617)
+    packed = HEADER.pack(REQUEST, 0, 0x0203, 0x04050607, 0x08090A0B0C0D0E0F, 0x10111213, 0x14151617)
     assert packed.hex() == "01" + "00" + "0302" + "07060504" + "0f0e0d0c0b0a0908" + "13121110" + "17161514"
 
 
 def test_kinds_and_statuses_are_part_of_the_protocol_and_never_change() -> None:
-    assert (REQUEST, NOTIFY, REPLY, FAILURE) == (1, 2, 3, 4)
+    assert (REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert {status.name: status.value for status in Status} == {
         "UNKNOWN_SERVICE": 1,
         "UNKNOWN_METHOD": 2,
@@ -22,6 +36,9 @@ def test_kinds_and_statuses_are_part_of_the_protocol_and_never_change() -> None:
         "HANDLER_RAISED": 5,
         "BAD_RESULT": 6,
         "DEADLINE": 7,
+        "STOPPING": 8,
+        "CANCELLED": 9,
+        "NOT_ALLOWED": 10,
     }
 
 
@@ -32,4 +49,4 @@ def test_a_method_goes_by_the_crc_32_of_its_name(name: str, key: int) -> None:
 
 
 def test_the_longest_timeout_fits_its_field() -> None:
-    HEADER.pack(REQUEST, 0, 0, 1, 0, int(TIMEOUT_S_MAX * 1000) + 1)
+    HEADER.pack(REQUEST, 0, 0, 0, 1, 0, int(TIMEOUT_S_MAX * 1000) + 1)

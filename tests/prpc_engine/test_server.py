@@ -10,23 +10,11 @@ import numpy as np
 import pytest
 
 from prpc_engine import errors
-from prpc_engine.call import Call
+from prpc_engine.context import calling_peer
 from prpc_engine.message import HEADER, REPLY, REQUEST, method_key
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server, calling_peer, public_methods
-from shard import Future, Limits, Reactor, Slab
-from shard.transport.memory import pair
-
-TARGET = 16
-
-
-class Route:
-    """The way to the only server."""
-
-    target = TARGET
-
-    def __str__(self) -> str:
-        return "server 0 of 'test'"
+from prpc_engine.server import Bounds, Server, public_methods
+from shard import Future
+from tests.prpc_engine.peers import TARGET, Pair
 
 
 class Handlers:
@@ -60,27 +48,13 @@ class Handlers:
         """Not for others."""
 
 
-class World:
-    """Two peers on one pair of connections; one serves."""
+class World(Pair):
+    """The test turns the reactor."""
 
     def __init__(self) -> None:
-        self.reactor = Reactor(time.monotonic)
-        self.slab = Slab()
         self.handlers = Handlers()
         self.server = Server("test", 0, TARGET, self.handlers)
-        one, two = pair(Limits(), self.slab)
-        self.lost: list[Peer] = []
-        self.client = Peer(one, self.reactor, None, {}, self.lost.append)
-        self.served = Peer(two, self.reactor, None, {TARGET: self.server}, self.lost.append)
-        for connection in (one, two):
-            connection.attach(self.reactor)
-
-    def ask(self, method: str, *args: Any, timeout_s: float | None = 20.0) -> Call:
-        return self.client.request(Route(), method, method_key(method), args, timeout_s, False)
-
-    def turn(self) -> None:
-        for _ in range(20):
-            self.reactor.poll(time.monotonic())
+        super().__init__(self.server)
 
     def answer(self, method: str, *args: Any) -> Any:
         call = self.ask(method, *args)
@@ -93,11 +67,7 @@ class World:
 def world() -> Iterator[World]:
     made = World()
     yield made
-    for peer in (made.client, made.served):
-        peer.connection.close()
-    made.turn()
-    made.reactor.close()
-    made.slab.close()
+    made.close()
 
 
 def test_public_methods_are_served_and_nothing_else() -> None:
@@ -143,16 +113,18 @@ def test_async_handlers_count_as_tasks_until_they_end(world: World) -> None:
     assert world.server.statistics().tasks == 0
 
 
-def test_a_bound_on_tasks_is_backpressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prpc_engine.server.TASKS_MAX", 2)
-    calls = [world.ask("wait") for _ in range(3)]
+def test_tasks_over_the_bound_wait_and_what_is_over_that_is_backpressure(world: World) -> None:
+    world.server.bounds = Bounds(tasks_max=2, queue_calls_max=1)
+    calls = [world.ask("wait") for _ in range(4)]
     world.turn()
-    with pytest.raises(errors.Backpressure, match=r"'wait' of server 0 of 'test' .* was refused: 2 tasks are running in 'test'"):
-        calls[2].result()
+    assert (world.server.statistics().tasks, world.server.statistics().queued) == (2, 1)
+    with pytest.raises(errors.Backpressure, match=r"'wait' of server 0 of 'test' .* was refused: 2 tasks run and 1 calls of"):
+        calls[3].result()
     world.handlers.gate.set_result("open")
     world.turn()
-    assert [call.result() for call in calls[:2]] == ["open"] * 2
+    assert [call.result() for call in calls[:3]] == ["open"] * 3
     assert world.server.statistics().rejected == 1
+    assert (world.server.statistics().tasks, world.server.statistics().queued) == (0, 0)
 
 
 def test_a_task_is_cut_at_its_callers_deadline(world: World) -> None:
@@ -177,7 +149,7 @@ def test_a_task_whose_caller_has_gone_ends_without_a_trace(world: World) -> None
 
 
 def send(world: World, kind: int, method: str, archive: bytes, call_id: int = 1, target: int = TARGET) -> None:
-    world.client.connection.send(HEADER.pack(kind, 0, target, call_id, method_key(method), 0) + archive)
+    world.client.connection.send(HEADER.pack(kind, 0, 0, target, call_id, method_key(method), 0) + archive)
     world.turn()
 
 
@@ -204,7 +176,7 @@ def test_replies_to_nobody_are_counted_and_dropped(world: World) -> None:
 
 def test_a_result_that_cannot_be_read_ends_its_call_by_name(world: World) -> None:
     call = world.ask("wait")
-    world.served.connection.send(HEADER.pack(REPLY, 0, 0, call.call_id, 0, 0) + b"\xc1")
+    world.served.connection.send(HEADER.pack(REPLY, 0, 0, 0, call.call_id, 0, 0) + b"\xc1")
     world.turn()
     with pytest.raises(errors.RpcError, match="the answer to 'wait' from server 0 of 'test' cannot be read"):
         call.result()

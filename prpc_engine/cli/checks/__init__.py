@@ -16,6 +16,7 @@ __all__ = ["Finding", "Host", "Verdict", "examine"]
 CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     cpu.machine,
     cpu.cores,
+    cpu.siblings,
     cpu.quota,
     cpu.numa,
     cpu.clock,

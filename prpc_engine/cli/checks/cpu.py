@@ -1,4 +1,4 @@
-"""Cores, what the cgroup leaves of them, clocks and fences."""
+"""Cores: which are ours, how they belong together, what the cgroup leaves of them; clocks and fences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from shard import usable_cores
+from shard import format_ranges, read_topology, usable_cores
 
 CLOCK_READS = 10_000
 CLOCK_NS_SLOW = 300  # time.monotonic() takes 30-60 ns where the clock is read without a system call
@@ -29,7 +29,7 @@ def machine(host: Host) -> Iterator[Finding]:
 def cores(host: Host) -> Iterator[Finding]:
     """Those that this process may run on."""
     usable = usable_cores()
-    value = f"{len(usable)} of {os.cpu_count()} ({_ranges(usable)})"
+    value = f"{len(usable)} of {os.cpu_count()} ({format_ranges(usable)})"
     if len(usable) == 1:
         advice = "processes that poll take turns on one core: leave polling off, or allow more cores (taskset, cpuset)"
         yield Finding("cores", value, "warn", advice)
@@ -37,53 +37,20 @@ def cores(host: Host) -> Iterator[Finding]:
         yield Finding("cores", value)
 
 
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5", as the kernel writes it."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def cgroup_cores(host: Host) -> float | None:
-    """The smallest CPU quota of this process's cgroup and those above it, in cores; None without one.
-
-    Version 2: cpu.max, "<quota or max> <period>". Version 1: cpu.cfs_quota_us, -1 for none, and cpu.cfs_period_us.
-    """
-    quotas = []
-    for line in (host.read("proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, read = "sys/fs/cgroup", _quota_v2
-        elif "cpu" in controllers.split(","):
-            base, read = "sys/fs/cgroup/cpu", _quota_v1
-        else:
-            continue
-        # In a container /proc may show the path on the host, which is not there: its own limits are at the base.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            quota = read(host, "/".join([base, *parts[:depth]]))
-            if quota is not None:
-                quotas.append(quota)
-    return min(quotas, default=None)
-
-
-def _quota_v2(host: Host, folder: str) -> float | None:
-    words = (host.read(f"{folder}/cpu.max") or "max").split()
-    return None if words[0] == "max" else int(words[0]) / int(words[1])
-
-
-def _quota_v1(host: Host, folder: str) -> float | None:
-    quota, period = host.read(f"{folder}/cpu.cfs_quota_us"), host.read(f"{folder}/cpu.cfs_period_us")
-    return None if quota is None or period is None or int(quota) <= 0 else int(quota) / int(period)
+def siblings(host: Host) -> Iterator[Finding]:
+    """Hyper-threads: cores that are one physical core take its time from each other."""
+    there_is = read_topology(usable_cores(), host.root)
+    usable, physical = len(there_is.cores), there_is.physical_count
+    if physical == usable:
+        yield Finding("physical cores", f"{physical}, without hyper-threads")
+    else:
+        advice = f"shards take whole physical cores first: more than {physical} that poll slow each other down"
+        yield Finding("physical cores", f"{physical}, {usable} hyper-threads on them", "ok", advice)
 
 
 def quota(host: Host) -> Iterator[Finding]:
     """What the cgroup lets this process use of its cores."""
-    limit = cgroup_cores(host)
+    limit = read_topology(usable_cores(), host.root).quota_cores
     usable = len(usable_cores())
     if limit is None:
         yield Finding("cgroup quota", "none")
@@ -95,11 +62,16 @@ def quota(host: Host) -> Iterator[Finding]:
 
 
 def numa(host: Host) -> Iterator[Finding]:
-    """Memory nodes."""
-    nodes = [name for name in host.entries("sys/devices/system/node") if name.removeprefix("node").isdigit()]
-    if len(nodes) > 1:
-        advice = "memory lands where it is first touched: keep the processes of one job on one node (numactl -N 0 -m 0 ...)"
-        yield Finding("NUMA nodes", str(len(nodes)), "warn", advice)
+    """Memory nodes of the usable cores."""
+    there_is = read_topology(usable_cores(), host.root)
+    members = {node: [core.number for core in there_is.cores if core.node == node] for node in there_is.nodes}
+    if len(members) > 1:
+        shown = ", ".join(f"node {node}: cores {format_ranges(numbers)}" for node, numbers in members.items())
+        advice = (
+            "shards fill the application's node first, and memory lands where it is first touched: keep the processes of one "
+            f"job on one node where they fit (numactl -N {there_is.nodes[0]} ...)"
+        )
+        yield Finding("NUMA nodes", f"{len(members)} ({shown})", "warn", advice)
     else:
         yield Finding("NUMA nodes", "1")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from prpc_engine.cli.checks import cpu, devices, examine, limits, memory, software
-from prpc_engine.cli.checks.cpu import cgroup_cores
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
 from shard import ShmFull, Slab
@@ -37,35 +36,7 @@ def test_every_check_survives_a_machine_without_files(tmp_path: Path) -> None:
     assert examine(Host(tmp_path))
 
 
-# The cgroup quota
-
-
-@pytest.mark.parametrize(("text", "cores"), [("150000 100000", 1.5), ("max 100000", None), ("400000 100000", 4.0)])
-def test_a_quota_of_version_2_is_in_cores(tmp_path: Path, text: str, cores: float | None) -> None:
-    write(tmp_path, "proc/self/cgroup", "0::/")
-    write(tmp_path, "sys/fs/cgroup/cpu.max", text)
-    assert cgroup_cores(Host(tmp_path)) == cores
-
-
-def test_the_smallest_quota_on_the_way_up_holds(tmp_path: Path) -> None:
-    write(tmp_path, "proc/self/cgroup", "0::/user.slice/job.scope")
-    write(tmp_path, "sys/fs/cgroup/user.slice/cpu.max", "50000 100000")
-    write(tmp_path, "sys/fs/cgroup/user.slice/job.scope/cpu.max", "200000 100000")
-    assert cgroup_cores(Host(tmp_path)) == 0.5
-
-
-def test_in_a_container_the_quota_is_at_the_base_though_the_path_is_the_hosts(tmp_path: Path) -> None:
-    write(tmp_path, "proc/self/cgroup", "0::/../../docker/0123")
-    write(tmp_path, "sys/fs/cgroup/cpu.max", "100000 100000")
-    assert cgroup_cores(Host(tmp_path)) == 1.0
-
-
-@pytest.mark.parametrize(("quota", "cores"), [("250000", 2.5), ("-1", None)])
-def test_a_quota_of_version_1_is_in_cores(tmp_path: Path, quota: str, cores: float | None) -> None:
-    write(tmp_path, "proc/self/cgroup", "4:cpu,cpuacct:/docker\n3:memory:/docker")
-    write(tmp_path, "sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", quota)
-    write(tmp_path, "sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000")
-    assert cgroup_cores(Host(tmp_path)) == cores
+# The cgroup's quota, which shard reads
 
 
 def test_a_quota_below_the_cores_is_worth_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +72,28 @@ def test_a_machine_that_reorders_stores_is_told_what_still_works(monkeypatch: py
     assert not list(cpu.fence(Host()))  # the number of the system call is that of x86-64
 
 
-@pytest.mark.parametrize(("nodes", "verdict"), [(1, "ok"), (2, "warn")])
-def test_memory_nodes_are_counted(tmp_path: Path, nodes: int, verdict: str) -> None:
-    for number in range(nodes):
-        (tmp_path / f"sys/devices/system/node/node{number}").mkdir(parents=True)
-    (tmp_path / "sys/devices/system/node/power").mkdir()
+def test_hyper_threads_are_counted_beside_the_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "usable_cores", lambda: [0, 1, 2, 3])
+    assert only(list(cpu.siblings(Host(tmp_path)))).value == "4, without hyper-threads"
+    for number in range(4):
+        name = f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
+        write(tmp_path, name, f"{number % 2},{number % 2 + 2}")
+    finding = only(list(cpu.siblings(Host(tmp_path))))
+    assert finding.value == "2, 4 hyper-threads on them"
+    assert "more than 2 that poll" in finding.advice
+
+
+def test_memory_nodes_of_our_cores_are_worth_a_warning_when_there_are_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "sys/devices/system/node/node0/cpulist", "0-1,4-5")
+    write(tmp_path, "sys/devices/system/node/node1/cpulist", "2-3,6-7")
+    monkeypatch.setattr(cpu, "usable_cores", lambda: [0, 1, 2, 4])
     finding = only(list(cpu.numa(Host(tmp_path))))
-    assert (finding.value, finding.verdict) == (str(nodes), verdict)
+    assert (finding.value, finding.verdict) == ("2 (node 0: cores 0-1,4, node 1: cores 2)", "warn")
+    monkeypatch.setattr(cpu, "usable_cores", lambda: [2, 3])
+    finding = only(list(cpu.numa(Host(tmp_path))))
+    assert (finding.value, finding.verdict) == ("1", "ok")
 
 
 def test_a_clock_that_is_slow_to_read_is_worth_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +133,37 @@ def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.value, finding.verdict) == ("2 segments of dead processes", "warn")
 
 
-def test_huge_pages_are_read_where_the_kernel_shows_them(tmp_path: Path) -> None:
-    write(tmp_path, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [advise] never")
-    write(tmp_path, "proc/meminfo", "MemTotal: 1 kB\nHugePages_Total:      16")
-    assert only(list(memory.huge_pages(Host(tmp_path)))).value.startswith("shared memory: advise; reserved: 16")
+MOUNTED = "59 58 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,huge=advise"
+
+
+def test_huge_pages_that_are_offered_are_shown(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/mountinfo", MOUNTED)
+    assert only(list(memory.huge_pages(Host(tmp_path)))).value == "transparent in /dev/shm"
+    write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "16")
+    finding = only(list(memory.huge_pages(Host(tmp_path))))
+    assert (finding.value, finding.verdict) == ("transparent in /dev/shm; 32 MiB reserved and free", "ok")
+
+
+@pytest.mark.parametrize(
+    ("switch", "value", "verdict", "advice"),
+    [
+        (None, "none offered", "ok", "slabs grow some three times faster: `mount -o remount,huge=advise"),
+        ("never", "none offered; PRPC_HUGE_PAGES=never", "ok", ""),
+        ("require", "none offered; PRPC_HUGE_PAGES=require", "bad", "sysctl vm.nr_hugepages=N"),
+        ("maybe", "PRPC_HUGE_PAGES='maybe': allowed are auto, never, require", "bad", "unset it"),
+    ],
+)
+def test_where_no_huge_pages_are_offered_the_doctor_says_how_unless_nobody_wants_any(
+    tmp_path: Path, switch: str | None, value: str, verdict: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if switch is None:
+        monkeypatch.delenv("PRPC_HUGE_PAGES", raising=False)
+    else:
+        monkeypatch.setenv("PRPC_HUGE_PAGES", switch)
+    finding = only(list(memory.huge_pages(Host(tmp_path))))
+    assert value in finding.value
+    assert finding.verdict == verdict
+    assert advice in finding.advice
 
 
 # Limits

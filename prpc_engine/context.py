@@ -1,0 +1,46 @@
+"""On whose behalf a handler runs: the peer that asked, and how long it will wait.
+
+A call that a handler makes inherits the deadline: it never waits longer than the one it works for. A plain handler's time counts
+from the moment it asks, as it runs in the turn its request arrived in; a task's from its arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from prpc_engine.job import Job
+from shard import CONTEXT
+
+if TYPE_CHECKING:
+    from prpc_engine.peer import Peer
+
+# What CONTEXT.value is while a handler runs: a Job, or (peer, timeout_ms) for a plain function that runs at once: it costs less.
+
+
+def calling_peer() -> Peer | None:
+    """Who made the request that is being handled; None outside handlers."""
+    caller: Any = CONTEXT.value
+    if caller is None:
+        return None
+    peer: Peer = caller.peer if isinstance(caller, Job) else caller[0]
+    return peer
+
+
+def caller_name() -> str:
+    """The address or process that made the request being handled. Raises LookupError outside handlers."""
+    peer = calling_peer()
+    if peer is None:
+        raise LookupError("nobody is calling: caller_name() works in the methods of a server")
+    return str(peer.connection.peer)
+
+
+def remaining_s(clock: Callable[[], float]) -> float | None:
+    """Seconds that the caller will still wait for what is being handled; None when it sets no bound, or outside handlers."""
+    caller: Any = CONTEXT.value
+    if caller is None:
+        return None
+    if isinstance(caller, Job):
+        return max(0.0, caller.deadline - clock()) if caller.timeout_ms else None
+    timeout_ms: int = caller[1]
+    return timeout_ms / 1000 if timeout_ms else None

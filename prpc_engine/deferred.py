@@ -1,0 +1,39 @@
+"""An answer that comes later: a handler returns one, and whoever has the result answers, from any thread or task.
+
+    class Batches:
+        def pull(self, batch):
+            answer = prpc_engine.Deferred()
+            self.waiting[batch] = answer
+            return answer                         # the caller goes on waiting, by its own deadline
+
+        def store(self, batch, rows):
+            self.waiting.pop(batch).reply(rows)
+
+One that is dropped unanswered is answered for it: its caller must not wait for nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shard import Future, ShardError
+
+
+class AnswerDropped(ShardError):
+    """A handler returned a Deferred and let go of it without an answer."""
+
+
+class Deferred(Future):
+    """See the file's head."""
+
+    def reply(self, value: Any) -> bool:
+        """Answer with a value; False when it was answered or given up before."""
+        return self.set_result(value)
+
+    def fail(self, error: BaseException) -> bool:
+        """Answer with an error, which the caller gets as RemoteError; False when it was answered or given up before."""
+        return self.set_error(error)
+
+    def __del__(self) -> None:
+        if not self.done():
+            self.set_error(AnswerDropped("the handler returned a Deferred and dropped it without reply() or fail()"))

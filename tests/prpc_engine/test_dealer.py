@@ -1,0 +1,181 @@
+"""Dealers: requests and responses as messages, in pRPC's words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from prpc_engine import Dealer, ErrorCode, Master, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
+from prpc_engine.dealer import Mailbox
+
+PATIENCE_S = 20.0
+
+
+class Echo(threading.Thread):
+    """A dealer's worker: answers every request with what came, until terminated."""
+
+    def __init__(self, dealer: Dealer) -> None:
+        super().__init__(daemon=True)
+        self.dealer = dealer
+        self.served = 0
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                request = self.dealer.recv_request(PATIENCE_S)
+            except Terminated:
+                return
+            self.served += 1
+            self.dealer.send_response(RpcResponse(request, *request))
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[RpcService, RpcService]]:
+    with Master("127.0.0.1:0") as master, RpcService(master.address) as one, RpcService(master.address) as two:
+        yield one, two
+
+
+@pytest.fixture
+def echoing(nodes: tuple[RpcService, RpcService]) -> Iterator[tuple[RpcServer, list[Echo]]]:
+    server = nodes[0].create_server("echo")
+    workers = [Echo(server.create_dealer()) for _ in range(2)]
+    yield server, workers
+    server.close()
+    for worker in workers:
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive()
+
+
+def test_responses_come_in_any_order_and_each_belongs_to_its_request(
+    nodes: tuple[RpcService, RpcService], echoing: tuple[RpcServer, list[Echo]]
+) -> None:
+    with nodes[1].create_client("echo") as client, client.create_dealer() as dealer:
+        requests = [RpcRequest(number) << np.full(5000, number) for number in range(20)]
+        for request in requests:
+            dealer.send_request(request)
+        responses = [dealer.recv_response(PATIENCE_S) for _ in requests]
+        assert dealer.in_flight == 0
+        for response in responses:
+            assert response.error_code == ErrorCode.SUCC
+            number = response.read()
+            assert requests[number] is response.request
+            assert (response.read() == number).all()
+            with pytest.raises(LookupError):
+                response.read()
+    assert sum(worker.served for worker in echoing[1]) == 20
+
+
+def test_a_synchronous_call_gets_its_own_response(
+    nodes: tuple[RpcService, RpcService], echoing: tuple[RpcServer, list[Echo]]
+) -> None:
+    with nodes[1].create_client("echo") as client, client.create_dealer() as dealer:
+        dealer.send_request(RpcRequest("other"))
+        assert list(dealer.sync_rpc_call(RpcRequest("mine", sid=echoing[0].server_id))) == ["mine"]
+        assert list(dealer.recv_response(PATIENCE_S)) == ["other"]
+
+
+def test_a_request_waits_for_the_first_dealer_and_is_answered_by_any(nodes: tuple[RpcService, RpcService]) -> None:
+    server = nodes[0].create_server("late")
+    with nodes[1].create_client("late") as client, client.create_dealer() as dealer:
+        dealer.send_request(RpcRequest("early"))
+        dealer.send_request_one_way(RpcRequest("nobody waits"))
+        receiving, answering = server.create_dealer(), server.create_dealer()
+        received = sorted((receiving.recv_request(PATIENCE_S) for _ in range(2)), key=lambda request: request.is_one_way)
+        assert [list(request) for request in received] == [["early"], ["nobody waits"]]
+        assert not answering.send_response(RpcResponse(received[1], "unheard"))
+        assert answering.send_response(RpcResponse(received[0], "late", 1))
+        assert not answering.send_response(RpcResponse(received[0], "again"))
+        assert list(dealer.recv_response(PATIENCE_S)) == ["late", 1]
+    server.close()
+
+
+def test_what_goes_wrong_is_an_error_code_and_an_error(nodes: tuple[RpcService, RpcService]) -> None:
+    server = nodes[0].create_server("wrong")
+    answering = server.create_dealer()
+    with nodes[1].create_client("wrong") as client, client.create_dealer() as dealer:
+        dealer.send_request(RpcRequest(), timeout_s=0.05)
+        response = dealer.recv_response(PATIENCE_S)
+        assert (response.error_code, type(response.error)) == (ErrorCode.ETIMEOUT, errors.DeadlineExceeded)
+        answering.recv_request(PATIENCE_S)
+        dealer.send_request(RpcRequest(sid=99))
+        assert dealer.recv_response(PATIENCE_S).error_code == ErrorCode.ENOSUCHSERVER
+        assert dealer.sync_rpc_call(RpcRequest(dest_rank=77)).error_code == ErrorCode.ENOSUCHSERVER
+        dealer.send_request(RpcRequest())
+        failed = RpcResponse(answering.recv_request(PATIENCE_S))
+        failed.set_error("the table is not loaded")
+        answering.send_response(failed)
+        response = dealer.recv_response(PATIENCE_S)
+        assert response.error_code == ErrorCode.ELOGICERROR
+        assert "the table is not loaded" in str(response.error)
+        dealer.send_request(RpcRequest())
+        del failed
+        answering.recv_request(PATIENCE_S)  # and dropped
+        assert dealer.recv_response(PATIENCE_S).error_code == ErrorCode.ELOGICERROR
+    server.close()
+
+
+def test_peers_address_each_other_by_rank(nodes: tuple[RpcService, RpcService]) -> None:
+    one, two = (node.create_dealer("peers") for node in nodes)
+    for dealer, other in ((one, nodes[1].rank), (two, nodes[1].rank), (two, nodes[0].rank)):
+        dealer.send_request(RpcRequest("hello", dest_rank=other))
+        receiver = one if other == nodes[0].rank else two
+        request = receiver.recv_request(PATIENCE_S)
+        receiver.send_response(RpcResponse(request, *request, "back"))
+        assert list(dealer.recv_response(PATIENCE_S)) == ["hello", "back"]
+
+
+def test_time_out_and_termination_are_told_apart(nodes: tuple[RpcService, RpcService]) -> None:
+    server = nodes[0].create_server("quiet")
+    dealer = server.create_dealer()
+    with pytest.raises(TimeoutError, match="received nothing within"):
+        dealer.recv_request(0.01)
+    waiting = Echo(server.create_dealer())
+    server.terminate()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    with pytest.raises(Terminated):
+        dealer.recv_request(0.0)
+    server.restart()
+    with pytest.raises(TimeoutError):
+        dealer.recv_request(0.0)
+    server.close()
+
+
+def test_dealers_say_what_they_are_for(nodes: tuple[RpcService, RpcService]) -> None:
+    server = nodes[0].create_server("one-sided")
+    with pytest.raises(errors.ConfigError, match=r"client.create_dealer\(\)"):
+        server.create_dealer().send_request(RpcRequest())
+    with nodes[1].create_client("one-sided") as client, pytest.raises(errors.ConfigError, match=r"server.create_dealer\(\)"):
+        client.create_dealer().recv_request(0.0)
+    methods = nodes[0].create_server("methods", {"f": len})
+    with pytest.raises(errors.ConfigError, match="has methods"):
+        methods.create_dealer()
+    server.close()
+    methods.close()
+
+
+def test_a_message_put_before_the_wait_is_received_without_one() -> None:
+    mailbox = Mailbox("a box", None)
+    mailbox.put(1)
+    mailbox.put(2)
+    assert (mailbox.get(0.0), mailbox.get(None)) == (1, 2)
+
+
+def test_a_dealer_that_never_receives_is_told_to(nodes: tuple[RpcService, RpcService], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prpc_engine.dealer.REQUESTS_MAX", 3)
+    server = nodes[0].create_server("unheard")
+    answering = server.create_dealer()
+    with nodes[1].create_client("unheard") as client, client.create_dealer() as dealer:
+        for _ in range(3):
+            dealer.send_request(RpcRequest())
+        answering.send_response(RpcResponse(answering.recv_request(PATIENCE_S)))
+        with pytest.raises(errors.Backpressure, match=r"call recv_response\(\)"):
+            dealer.send_request(RpcRequest())
+        assert dealer.recv_response(PATIENCE_S).error_code == ErrorCode.SUCC
+        dealer.send_request(RpcRequest())
+        assert dealer.in_flight == 3
+    server.close()

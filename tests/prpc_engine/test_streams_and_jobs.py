@@ -1,0 +1,333 @@
+"""What a server does besides answering at once: deferred answers, cancelled calls, queues, streams, stopping."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prpc_engine import errors
+from prpc_engine.context import calling_peer, remaining_s
+from prpc_engine.deferred import Deferred
+from prpc_engine.halves import WINDOW_ITEMS
+from prpc_engine.message import method_key
+from prpc_engine.server import Bounds, Server, idempotent
+from prpc_engine.stream import Stream, incoming
+from shard import Future
+from tests.prpc_engine.peers import TARGET, Pair, Route
+
+
+class Handlers:
+    def __init__(self) -> None:
+        self.gate = Future()
+        self.deferred: list[Deferred] = []
+        self.seen: list[Any] = []
+        self.closed: list[str] = []
+
+    def later(self) -> Deferred:
+        """Answered by whoever has it."""
+        answer = Deferred()
+        self.deferred.append(answer)
+        return answer
+
+    def dropped(self) -> Deferred:
+        return Deferred()
+
+    @idempotent
+    def remaining(self) -> float | None:
+        return remaining_s(time.monotonic)
+
+    async def wait(self) -> str:
+        try:
+            self.seen.append(calling_peer())
+            return str(await self.gate)
+        finally:
+            self.closed.append("wait")
+
+    async def remaining_later(self) -> float | None:
+        await self.gate
+        return remaining_s(time.monotonic)
+
+    def count(self, to: int) -> Iterator[int]:
+        try:
+            for number in range(to):
+                self.seen.append(number)
+                yield number
+        finally:
+            self.closed.append("count")
+
+    async def arrays(self, to: int) -> AsyncIterator[Any]:
+        for number in range(to):
+            yield np.full(3, number)
+
+    def breaks(self) -> Iterator[int]:
+        yield 1
+        raise KeyError("broken")
+
+    async def total(self) -> int:
+        total = 0
+        async for item in incoming():
+            self.seen.append(item)
+            total += item
+        return total
+
+    async def doubled(self) -> AsyncIterator[int]:
+        async for item in incoming():
+            yield 2 * item
+
+
+class World(Pair):
+    """The test turns the reactor, or a future's waiter does."""
+
+    def __init__(self) -> None:
+        self.handlers = Handlers()
+        super().__init__(Server("test", 0, TARGET, self.handlers), waiter=self)
+
+    def open(self, method: str, *args: Any, timeout_s: float | None = 20.0) -> Stream:
+        return self.client.open(Route(), method, method_key(method), args, timeout_s)
+
+    def wait(self, future: Future, timeout_s: float | None) -> bool:
+        deadline = time.monotonic() + (20.0 if timeout_s is None else timeout_s)
+        while not future.done() and time.monotonic() < deadline:
+            self.reactor.poll(time.monotonic())
+        return future.done()
+
+    def take_over(self) -> None:
+        raise AssertionError("nobody awaits here")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+# -- deferred answers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_deferred_answer_comes_when_it_is_given_from_any_thread(world: World) -> None:
+    calls = [world.ask("later"), world.ask("later")]
+    world.turn()
+    assert not calls[0].done()
+    thread = threading.Thread(target=world.handlers.deferred[1].reply, args=("second",))
+    thread.start()
+    thread.join()
+    world.handlers.deferred[0].fail(ValueError("no rows"))
+    world.turn()
+    assert calls[1].result() == "second"
+    with pytest.raises(errors.RemoteError, match="ValueError: no rows"):
+        calls[0].result()
+    assert world.server.statistics().tasks == 0
+
+
+def test_a_deferred_answer_that_is_dropped_is_answered_for(world: World) -> None:
+    call = world.ask("dropped")
+    world.turn()
+    gc.collect()
+    world.turn()
+    with pytest.raises(errors.RemoteError, match=r"dropped it without reply\(\) or fail\(\)"):
+        call.result()
+
+
+def test_an_answer_after_the_callers_deadline_is_no_harm(world: World) -> None:
+    call = world.ask("later", timeout_s=0.01)
+    with pytest.raises(errors.DeadlineExceeded):
+        call.result()
+    world.wait(Future(), 0.02)
+    world.handlers.deferred[0].reply("late")
+    world.turn()
+    assert world.server.statistics().tasks == 0
+    assert world.served.running == {}
+
+
+# -- cancel --------------------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_a_call_ends_its_task_over_there(world: World) -> None:
+    call = world.ask("wait")
+    world.turn()
+    assert call.cancel()
+    assert not call.cancel()
+    with pytest.raises(errors.Cancelled):
+        call.result()
+    world.turn()
+    assert world.handlers.closed == ["wait"]
+    assert world.server.statistics().cancelled == 1
+    assert world.client.statistics().in_flight == 0
+
+
+def test_cancelling_a_queued_call_takes_it_out_of_the_queue(world: World) -> None:
+    world.server.bounds = Bounds(tasks_max=1)
+    first, second = world.ask("wait"), world.ask("wait")
+    world.turn()
+    assert second.cancel()
+    world.turn()
+    assert world.server.statistics().queued == 0
+    world.handlers.gate.set_result("open")
+    assert first.result() == "open"
+    assert len(world.handlers.seen) == 1
+
+
+def test_a_queued_call_whose_deadline_has_passed_never_runs(world: World) -> None:
+    world.server.bounds = Bounds(tasks_max=1)
+    first, second = world.ask("wait"), world.ask("wait", timeout_s=0.005)
+    with pytest.raises(errors.DeadlineExceeded):
+        second.result()
+    world.wait(Future(), 0.01)
+    world.handlers.gate.set_result("open")
+    assert first.result() == "open"
+    world.turn()
+    assert len(world.handlers.seen) == 1
+    assert world.server.statistics().expired == 1
+
+
+def test_what_a_lost_peer_queued_is_dropped_and_what_runs_goes_on(world: World) -> None:
+    world.server.bounds = Bounds(tasks_max=1)
+    running, queued = world.ask("wait"), world.ask("wait")
+    world.turn()
+    world.client.connection.close()
+    world.turn()
+    assert isinstance(running.error(), errors.Closed)
+    assert isinstance(queued.error(), errors.Closed)
+    world.handlers.gate.set_result("open")
+    world.turn()
+    assert len(world.handlers.seen) == 1
+    assert (world.server.statistics().tasks, world.server.statistics().queued) == (0, 0)
+
+
+# -- deadlines are inherited ---------------------------------------------------------------------------------------------
+
+
+def test_a_handler_sees_how_long_its_caller_waits(world: World) -> None:
+    assert world.ask("remaining", timeout_s=None).result() is None
+    remaining = world.ask("remaining", timeout_s=5.0).result()
+    assert 4.9 < remaining < 5.1
+    call = world.ask("remaining_later", timeout_s=5.0)
+    world.turn()
+    world.handlers.gate.set_result(None)
+    assert 0.0 < call.result() <= 5.1
+    assert remaining_s(time.monotonic) is None
+
+
+# -- streams -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_generators_items_come_one_by_one(world: World) -> None:
+    assert list(world.open("count", 40)) == list(range(40))
+    assert [array.tolist() for array in world.open("arrays", 3)] == [[0] * 3, [1] * 3, [2] * 3]
+    assert world.server.statistics().tasks == 0
+
+
+def test_a_server_runs_no_further_ahead_than_the_window(world: World) -> None:
+    stream = world.open("count", 1000)
+    world.turn()
+    assert len(world.handlers.seen) == WINDOW_ITEMS + 1  # one more waits for credit
+    assert [next(stream) for _ in range(100)] == list(range(100))
+    world.turn()
+    assert len(world.handlers.seen) <= 100 + WINDOW_ITEMS + 1
+    assert stream.cancel()
+    world.turn()
+    assert world.handlers.closed == ["count"]
+    with pytest.raises(errors.Cancelled):
+        while True:
+            next(stream)
+
+
+def test_an_error_in_mid_stream_comes_after_the_items_before_it(world: World) -> None:
+    stream = world.open("breaks")
+    assert next(stream) == 1
+    with pytest.raises(errors.RemoteError, match="broken"):
+        next(stream)
+
+
+def test_a_caller_streams_to_a_handler_as_fast_as_that_takes(world: World) -> None:
+    with world.open("total") as stream:
+        for number in range(50):
+            stream.send(number)
+        stream.end()
+        assert stream.result() == sum(range(50))
+    assert world.handlers.seen == list(range(50))
+
+
+def test_both_directions_at_once(world: World) -> None:
+    with world.open("doubled") as stream:
+        for number in range(20):
+            stream.send(number)
+            assert next(stream) == 2 * number
+        stream.end()
+        assert list(stream) == []
+
+
+def test_sending_to_a_stream_that_is_over_says_so(world: World) -> None:
+    stream = world.open("breaks")
+    world.turn()
+    with pytest.raises(errors.RemoteError, match="broken"):
+        stream.send(1)
+
+
+def test_a_stream_over_a_lost_connection_ends_on_both_sides(world: World) -> None:
+    stream = world.open("count", 1000)
+    assert next(stream) == 0
+    world.client.connection.close()
+    with pytest.raises(errors.Closed):
+        list(stream)
+    world.turn()
+    assert world.handlers.closed == ["count"]
+    assert world.server.statistics().tasks == 0
+
+
+def test_a_stream_and_a_call_are_not_mixed_up(world: World) -> None:
+    with pytest.raises(errors.BadArguments, match=r"'count' yields its results: call it by client.stream\(\)"):
+        world.ask("count", 3).result()
+    assert world.open("remaining", timeout_s=None).result() is None
+    with pytest.raises(LookupError, match="this call is no stream"):
+        incoming()
+
+
+def test_a_stream_ends_at_its_deadline(world: World) -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        world.open("total", timeout_s=0.01).result()
+    world.wait(Future(), 0.02)
+    assert world.server.statistics().tasks == 0
+
+
+# -- health, description, stopping ---------------------------------------------------------------------------------------
+
+
+def test_a_server_tells_what_it_has(world: World) -> None:
+    described = world.ask("prpc.describe").result()
+    assert described["later"] == {
+        "signature": "() -> 'Deferred'",
+        "kind": "plain",
+        "idempotent": False,
+        "text": "Answered by whoever has it.",
+    }
+    assert described["remaining"]["idempotent"]
+    assert [described[name]["kind"] for name in ("wait", "count", "arrays")] == ["task", "stream", "stream"]
+    assert world.ask("prpc.health").result()["state"] == "serving"
+
+
+def test_a_stopping_server_finishes_what_it_has_and_takes_nothing_new(world: World) -> None:
+    running = world.ask("wait")
+    world.turn()
+    stopped = world.server.stop()
+    for method in ("remaining", "wait"):
+        with pytest.raises(errors.Stopping, match="another server of that service may take it"):
+            world.ask(method).result()
+    assert world.ask("prpc.health").result()["state"] == "stopping"
+    assert not stopped.done()
+    world.handlers.gate.set_result("open")
+    assert running.result() == "open"
+    assert stopped.done()
+
+
+@pytest.mark.parametrize(("name", "value"), [("tasks_max", 0), ("queue_calls_max", -1), ("queue_bytes_max", 1.5)])
+def test_impossible_bounds_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(errors.ConfigError, match=name):
+        Bounds(**{name: value})
