@@ -1,9 +1,9 @@
 """Benchmarks of this engine beside its peers and beside what the machine itself allows.
 
-python -m perf.bench_ring | bench_rpc | bench_tensor | bench_kv   [--json] [--quick]
-prpc bench ring|rpc|tensor|kv                                     the same
-pytest perf                                                       the same code on tiny sizes: it works, not how fast
+python -m perf.bench_SUBJECT [--json] [--quick]    ring, shard: the engine; growth: its curves; rpc, tensor, kv: what stands on it
+prpc bench SUBJECT                                 the same
+pytest perf                                        the same code on tiny sizes: it works, not how fast
 
-bench_*  ->  harness  ->  child, timing, machine        cli_bench  ->  bench_*, table, report
-bench_*  ->  peers/   ->  child
+bench_*  ->  harness  ->  child, timing, machine        cli_bench  ->  bench_*, table, report, plot
+bench_*  ->  peers/, limits  ->  child                  bench_shard, bench_growth  ->  in_shard
 """

@@ -14,7 +14,6 @@ Expected, beside the same table called in this process with no message at all:
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from perf.harness import Candidate, Place, Result, compare
 from perf.peers.face import WAIT_S_MAX
 from perf.peers.prpc import only_core, serve_master
 from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each
+from perf.timing import FULL, TINY, Effort, Sample, time_each, time_many
 from prpc_engine.kv import Constant, KVServer, KVShard, KVWorker, Sgd
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec
 
@@ -201,14 +200,7 @@ def _under_way(submit: Callable[..., Any], work: _Work, window: int, effort: Eff
             if window <= sent:
                 waiting.popleft().result()
 
-    send(WINDOW_FIRST)
-    before = time.perf_counter_ns()
-    send(WINDOW_FIRST)
-    each_ns = (time.perf_counter_ns() - before) / WINDOW_FIRST
-    count = int(min(effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / each_ns)))
-    before = time.perf_counter_ns()
-    send(count)
-    return Sample.of_rate(count, time.perf_counter_ns() - before)
+    return time_many(send, effort, WINDOW_FIRST, effort.ops_max)[0]
 
 
 def _with_keys(sample: Sample, case: Case) -> Sample:

@@ -5,6 +5,8 @@ Expected, 64 B, one call at a time:
                     header packed and parsed, one lookup, one future: some 1 us each. 5 to 6 us.
     shm, parking    the same while calls follow each other, for the adaptive window outlasts the gaps; 1 us more to
                     read the clock.
+    shm, asyncio    the same with parking: the loop that awaits looks at the rings for 25 us before it goes its round, so
+                    most answers cost no round of 20 to 40 us; 1 us for taking the lead, and 1 in 33 goes the long way.
     tcp, polling    a raw spinning socket's round trip (8 us here: four system calls) and the same 2 to 3 us on top.
     blocking peers  a sleep and a wake-up each way, 25 us each on a virtual machine: Pipe and a blocking socket 50 to
                     60, pyzmq and pynng 80 to 100 (an I/O thread more on each side), grpcio 200 to 300 (HTTP/2, a
@@ -19,23 +21,26 @@ Expected, idle, parking: both processes sleep in epoll and wake a few times a se
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from perf import peers
 from perf.harness import Candidate, Place, Result, compare
+from perf.machine import process_cpu_s
 from perf.peers import PeerInfo, open_peer
 from perf.peers.face import Job
+from perf.peers.prpc import Connected
 from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each
+from perf.timing import FULL, TINY, Effort, Sample, time_each, time_in_turn, time_many
 
 NAME = "rpc"
 ALL = [*peers.OURS, *peers.PEERS]
+AWAITED = replace(peers.SHM_PARKING, name="prpc shm, asyncio")
 IDLE = [peers.SHM_PARKING, peers.TCP_PARKING, peers.PIPE, peers.ZMQ_IPC, peers.NNG, peers.GRPC]
-CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3): the clock of process `pid` is (~pid << 3) | 2
 WINDOW_FIRST = 256  # pipelined calls by which the rate is guessed
 
 
@@ -80,6 +85,7 @@ TARGETS = [
     Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 1 / 4, against="pyzmq ipc"),
     Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 1 / 2, against="multiprocessing.Pipe"),
     Target(_CALL, "prpc shm, parking", "p50_ns", "at most", 1.0, against="pyzmq ipc"),
+    Target(_CALL, "prpc shm, asyncio", "p50_ns", "at most", 60_000),
     Target(_CALL, "prpc tcp, polling", "p50_ns", "at most", 2.0, against="raw tcp, spinning"),
     Target(_PIPELINED, "prpc shm, polling", "ops_per_s", "at least", 150_000),
     Target(_IDLE, "prpc shm, parking", "client_cpu_percent", "at most", 1.0),
@@ -95,7 +101,7 @@ def run(
     pinned: bool = True,
 ) -> list[Result]:
     """Measure one case with all candidates, or with those named."""
-    chosen = infos or (IDLE if isinstance(case, Idle) else ALL)
+    chosen = infos or (IDLE if isinstance(case, Idle) else [*ALL, AWAITED] if isinstance(case, RoundTrip) else ALL)
     candidates = [
         Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution) for info in chosen
     ]
@@ -105,6 +111,8 @@ def run(
 def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
     """One repeat of one candidate."""
     if isinstance(case, RoundTrip):
+        if info is AWAITED:
+            return measure_awaited(place, effort, case)
         return measure_round_trip(place, effort, case, info)
     if isinstance(case, Pipelined):
         return measure_pipelined(place, effort, case, info)
@@ -121,18 +129,24 @@ def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, info: Peer
         return sample.with_work(bytes_echoed=len(peer.round_trip(payload)))
 
 
+def measure_awaited(place: Place, effort: Effort, case: RoundTrip) -> Sample:
+    """Time each call that a coroutine awaits, in one asyncio loop."""
+    payload = _payload(case.size_bytes)
+    with open_peer(AWAITED, place, Job("echo", case.size_bytes)) as peer:
+        assert isinstance(peer, Connected)
+        operation = partial(peer.await_round_trip, payload)
+        sample = asyncio.run(time_in_turn([operation], effort))[0]
+        return sample.with_work(bytes_echoed=len(peer.round_trip(payload)))
+
+
 def measure_pipelined(place: Place, effort: Effort, case: Pipelined, info: PeerInfo) -> Sample:
     """Time so many calls at once; warm up with few, which says how many fit into the time."""
     payload = _payload(case.size_bytes)
     with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
-        peer.round_trips(payload, WINDOW_FIRST, case.window)
-        before = time.perf_counter_ns()
-        peer.round_trips(payload, WINDOW_FIRST, case.window)
-        each_ns = (time.perf_counter_ns() - before) / WINDOW_FIRST
-        count = int(min(4 * effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / each_ns)))
-        before = time.perf_counter_ns()
-        echoed = peer.round_trips(payload, count, case.window)
-        return Sample.of_rate(count, time.perf_counter_ns() - before).with_work(bytes_echoed=echoed, calls=count)
+        sample, echoed = time_many(
+            lambda count: peer.round_trips(payload, count, case.window), effort, WINDOW_FIRST, 4 * effort.ops_max
+        )
+        return sample.with_work(bytes_echoed=echoed, calls=sample.ops)
 
 
 def measure_idle(place: Place, effort: Effort, case: Idle, info: PeerInfo) -> Sample:
@@ -144,21 +158,16 @@ def measure_idle(place: Place, effort: Effort, case: Idle, info: PeerInfo) -> Sa
         assert peer.server is not None
         client, server = os.getpid(), peer.server.pid
         time.sleep(effort.idle_s / 10)  # what is left to settle
-        before = _cpu_s(client), _cpu_s(server)
+        before = process_cpu_s(client), process_cpu_s(server)
         start = time.monotonic()
         time.sleep(effort.idle_s)
         took_s = time.monotonic() - start
         return Sample(
             figures={
-                "client_cpu_percent": 100 * (_cpu_s(client) - before[0]) / took_s,
-                "server_cpu_percent": 100 * (_cpu_s(server) - before[1]) / took_s,
+                "client_cpu_percent": 100 * (process_cpu_s(client) - before[0]) / took_s,
+                "server_cpu_percent": 100 * (process_cpu_s(server) - before[1]) / took_s,
             }
         ).with_work(bytes_echoed=len(peer.round_trip(payload)))  # still awake when called
-
-
-def _cpu_s(pid: int) -> float:
-    """What all threads of a process have used, from its CPU clock: /proc and psutil tell it in ticks of 10 ms."""
-    return time.clock_gettime_ns((~pid << 3) | CPUCLOCK_SCHED) / 1e9
 
 
 def _payload(size_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""`prpc bench ring|rpc|tensor|kv`: run one benchmark, show its tables or print JSON lines."""
+"""`prpc bench ring|shard|growth|rpc|tensor|kv`: run one benchmark, show its tables or print JSON lines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import argparse
 import importlib
 import json as json_text
 import sys
+from pathlib import Path
 from types import ModuleType
 
-from perf import harness, machine, report, table
+from perf import harness, machine, plot, report, table
 from perf.targets import judge
 from perf.timing import FULL, QUICK
 
-SUBJECTS = ("ring", "rpc", "tensor", "kv")
+SUBJECTS = ("ring", "shard", "growth", "rpc", "tensor", "kv")
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -24,15 +25,26 @@ def main(
     markdown: bool = False,
     pinned: bool = True,
     case: str | None = None,
+    plot_path: Path | None = None,
 ) -> int:
-    """Run a benchmark; the exit code: 0, 1 when a candidate of ours failed, 130 after Ctrl-C.
+    """Run a benchmark; the exit code: 0, 1 when a candidate of ours failed or no plot can be drawn, 130 after Ctrl-C.
 
-    `case` keeps only cases with that text in their name. A target that is missed is shown, and is no failure: it is
-    judged by people, who know what else the machine was doing.
+    `plot_path` is where curves go, of a benchmark that has some: its module has a draw(results, path). `case` keeps only
+    cases with that text in their name. A target that is missed is shown, and is no failure: it is judged by people, who
+    know what else the machine was doing.
     """
     if subject not in SUBJECTS:
         raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
     bench: ModuleType = importlib.import_module(f"perf.bench_{subject}")
+    draws = hasattr(bench, "draw")
+    if plot_path is not None:
+        if not draws:
+            raise ValueError(f"{subject!r} has no curves to plot; `python -m perf.bench_growth --plot PATH` has")
+        try:
+            plot.check_possible()
+        except plot.NoPlot as reason:
+            print(reason, file=sys.stderr)
+            return EXIT_FAILED
     effort = QUICK if quick else FULL
     facts = machine.facts()
     before = machine.cpu_seconds()
@@ -67,6 +79,10 @@ def main(
         table.show_verdicts(verdicts)
         if steal_percent > machine.STEAL_PERCENT_MAX:
             table.warn(f"the hypervisor took {steal_percent:.0f} % of the cores during the run")
+        if draws and plot_path is None:
+            print(f"As curves: python -m perf.bench_{subject} --plot {subject}.svg ({plot.HOW_TO_GET})")
+    if plot_path is not None:
+        bench.draw(results, plot_path)
     return EXIT_FAILED if any(r.role == "ours" and r.state == "failed" for r in results) else EXIT_OK
 
 
@@ -78,5 +94,14 @@ def command_line(subject: str) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
     parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
     parser.add_argument("--case", help="only cases with this text in their name")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="curves to this .svg, .png or .pdf; of growth only")
     given = parser.parse_args()
-    return main(subject, json=given.json, quick=given.quick, markdown=given.markdown, pinned=not given.unpinned, case=given.case)
+    return main(
+        subject,
+        json=given.json,
+        quick=given.quick,
+        markdown=given.markdown,
+        pinned=not given.unpinned,
+        case=given.case,
+        plot_path=given.plot,
+    )

@@ -60,6 +60,7 @@ class Candidate:
     measure: Callable[[Place, Effort], Sample]  # a module's function or a partial of one; runs in the measuring process
     module: str | None = None  # must be importable, else "not installed"
     distribution: str | None = None  # whose version to tell
+    bytes_per_op: int | None = None  # where it differs from the case's
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def _result(bench: str, case: str, candidate: Candidate, samples: list[Sample], 
         p99_ns=median([sample.p99_ns for sample in samples]),
         p999_ns=median([sample.p999_ns for sample in samples]),
         ops_per_s=median([sample.ops_per_s for sample in samples]),
-        bytes_per_op=bytes_per_op,
+        bytes_per_op=bytes_per_op if candidate.bytes_per_op is None else candidate.bytes_per_op,
         work={key: sum(sample.work[key] for sample in samples) for key in samples[0].work},
         figures={key: statistics.median(sample.figures[key] for sample in samples) for key in samples[0].figures},
     )

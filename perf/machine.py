@@ -16,6 +16,7 @@ DISTRIBUTIONS = ("numpy", "msgspec", "multiprocess", "posix-ipc", "psutil", "pyz
 BUSY_WATCH_S = 0.2
 BUSY_PERCENT_MAX = 10.0  # of all cores, before the run: above it others are at work, and the figures are theirs too
 STEAL_PERCENT_MAX = 2.0
+CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3): the clock of process `pid` is (~pid << 3) | 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,11 @@ def cpu_seconds() -> tuple[float, float, float]:
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     user, nice, system, idle, wait, irq, soft_irq, steal = fields
     return float(user + nice + system + irq + soft_irq), float(steal), float(idle + wait)
+
+
+def process_cpu_s(pid: int) -> float:
+    """What all threads of a process have used, from its CPU clock: /proc and psutil tell it in ticks of 10 ms."""
+    return time.clock_gettime_ns((~pid << 3) | CPUCLOCK_SCHED) / 1e9
 
 
 def percent_between(before: tuple[float, ...], after: tuple[float, ...]) -> tuple[float, float]:

@@ -57,7 +57,19 @@ def target_text(target: Target) -> str:
 
 def figure_text(name: str) -> str:
     """A figure's name in words."""
-    return {"p50_ns": "p50", "ops_per_s": "rate"}.get(name, name.replace("_percent", " %").replace("_", " "))
+    words = {"p50_ns": "p50", "p99_ns": "p99", "ops_per_s": "rate", "bytes_per_s": "bytes/s"}
+    return words.get(name, name.removesuffix("_ns").removesuffix("_bytes").replace("_percent", " %").replace("_", " "))
+
+
+def value_text(name: str, value: float | None) -> str:
+    """A figure's value in the unit that its name ends in."""
+    if name.endswith("_ns"):
+        return units.duration(value)
+    if name.endswith("_bytes"):
+        return units.amount(value, "B")
+    if name.endswith("_per_s"):
+        return units.amount(value, "/s")
+    return "-" if value is None else f"{value:.2f}" + (" %" if name.endswith("_percent") else "")
 
 
 def bound_text(target: Target, value: float | None) -> str:
@@ -66,9 +78,7 @@ def bound_text(target: Target, value: float | None) -> str:
         return "not measured"
     if target.against is not None:
         return units.times(value)
-    if target.figure.endswith("_ns"):
-        return units.duration(value)
-    return f"{value:.2f} %" if target.figure.endswith("_percent") else units.amount(value, "/s")
+    return value_text(target.figure, value)
 
 
 def markdown(lines: Iterable[Record]) -> str:
@@ -114,7 +124,7 @@ def _case_table(lines: list[Record]) -> list[str]:
         if timed:
             cells = [units.duration(line[key]) for key in ("p50_ns", "p99_ns", "p999_ns")]
             cells += [units.amount(line["ops_per_s"], "/s"), units.amount(line["bytes_per_s"], "B/s")]
-        cells += [f"{line['figures'][key]:.2f}" if key in line["figures"] else "-" for key in figures]
+        cells += [value_text(key, line["figures"].get(key)) for key in figures]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return rows
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from perf import units
 from perf.harness import Result
 from perf.machine import Machine
-from perf.report import bound_text, figure_text, target_text
+from perf.report import bound_text, figure_text, target_text, value_text
 from perf.targets import Verdict
 
 WIDTH_PIPED = 150  # where no terminal says how wide it is
@@ -70,7 +70,7 @@ def show_case(results: list[Result]) -> None:
                 units.amount(result.ops_per_s, "/s"),
                 units.amount(result.bytes_per_s, "B/s"),
             ]
-        cells += [f"{result.figures[key]:.2f}" if key in result.figures else "-" for key in figures]
+        cells += [value_text(key, result.figures.get(key)) for key in figures]
         if timed and ours:
             cells.append(beside(result, ours))
         table.add_row(escape(name), *cells, style=STYLES[result.role])

@@ -6,10 +6,13 @@ Garbage collection stays on, and so does whatever else the machine does: a user 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,47 @@ def calls_for(operate: Callable[[], object], effort: Effort) -> int:
         calls += 1
         if effort.timed_s == 0.0:
             return effort.ops_min
-    typical_ns = max(1, min(last_ns, (now - start) // calls))
-    return int(min(effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / typical_ns)))
+    return _calls_in(effort, min(last_ns, (now - start) // calls))
+
+
+def _calls_in(effort: Effort, typical_ns: float) -> int:
+    return int(min(effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / max(1, typical_ns))))
+
+
+async def time_in_turn(operations: Sequence[Callable[[], Awaitable[Any]]], effort: Effort) -> list[Sample]:
+    """As time_each, for what is awaited, and for several of it a, b, a, b: a drift hits all alike. A sample each."""
+    clock = time.perf_counter_ns
+    start = clock()
+    calls = 0
+    while calls < 2 or clock() - start < effort.warm_s * 1e9:
+        for operate in operations:
+            await operate()
+        calls += 1
+    calls = _calls_in(effort, (clock() - start) / calls) if effort.timed_s else effort.ops_min
+    took_ns = np.zeros((len(operations), calls), dtype=np.int64)
+    for index in range(calls):
+        for row, operate in enumerate(operations):
+            before = clock()
+            await operate()
+            took_ns[row, index] = clock() - before
+    return [summary(row) for row in took_ns]
+
+
+def time_many(operate: Callable[[int], Answer], effort: Effort, first_ops: int, ops_max: int) -> tuple[Sample, Answer]:
+    """The rate of operations that overlap: `operate(count)` does so many, and its last answer comes with the sample.
+
+    It is first called with `first_ops`, twice: to warm up, and to guess how many fit into the time of a repeat.
+    """
+    clock = time.perf_counter_ns
+    first = first_ops if effort.timed_s else effort.ops_min
+    operate(first)
+    before = clock()
+    operate(first)
+    each_ns = (clock() - before) / first
+    count = int(min(ops_max, max(effort.ops_min, effort.timed_s * 1e9 / each_ns)))
+    before = clock()
+    answer = operate(count)
+    return Sample.of_rate(count, clock() - before), answer
 
 
 def summary(took_ns: np.ndarray, ops_per_call: int = 1) -> Sample:

@@ -23,6 +23,14 @@ def amount(value: float | None, unit: str = "") -> str:
     return f"{_three(value)} {unit}".rstrip()
 
 
+def size(size_bytes: int) -> str:
+    """A size in the largest binary unit that leaves a whole number."""
+    for unit, unit_bytes in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= unit_bytes and size_bytes % unit_bytes == 0:
+            return f"{size_bytes // unit_bytes} {unit}"
+    return f"{size_bytes} B"
+
+
 def times(factor: float | None) -> str:
     """A ratio."""
     if factor is None:

@@ -71,6 +71,11 @@ class Connected(Peer):
         answer: bytes = self._client.call("echo", payload)
         return answer
 
+    async def await_round_trip(self, payload: bytes) -> bytes:
+        """round_trip() for a coroutine of an asyncio loop."""
+        answer: bytes = await self._client.submit("echo", payload)
+        return answer
+
     def send_array(self, array: NDArray[np.float32]) -> float:
         first: float = self._client.call("first", array)
         return first
