@@ -9,8 +9,9 @@ import pytest
 
 from tests.helpers import ManualClock
 from tests.leaks import _started_once, nothing_is_left_behind
+from tests.loops import _uvloop_has_begun, loop
 
-__all__ = ["_started_once", "clock", "nothing_is_left_behind", "seed"]
+__all__ = ["_started_once", "_uvloop_has_begun", "clock", "loop", "nothing_is_left_behind", "seed"]
 
 
 @pytest.fixture

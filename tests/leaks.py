@@ -7,6 +7,8 @@ next one: each starts from what there is, and leaked children are killed.
 Allowed to stay, each for a reason:
     resource trackers    one a process, started by the first spawn and kept by the standard library: started here,
                          before the first test
+    the forkserver       one a process, started by the first group that asks for it and kept for the next, which is quick for
+                         that; and our end of the pipe that keeps it alive. Stopped after the last test. Its children count
     the default slab     one a process, keeps its segments for the next array on purpose: their descriptors may stay
 
 Also a pytest plugin: `pytest -p tests.leaks`.
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import multiprocess
+import multiprocess.forkserver
 import multiprocess.resource_tracker
 import psutil
 import pytest
@@ -67,7 +70,7 @@ def _children() -> dict[int, str]:
                     what = " ".join(process.cmdline()) or process.name()
         except psutil.NoSuchProcess:
             continue
-        if "resource_tracker import main" not in what:
+        if "resource_tracker import main" not in what and process.pid != _forkserver_pid():
             found[process.pid] = what
     return found
 
@@ -95,9 +98,19 @@ def _fd_targets() -> Counter[str]:
             targets[os.readlink(f"/proc/self/fd/{fd}")] += 1
         except FileNotFoundError:
             continue  # that of the listing itself
-    for target in _slab_targets():
+    for target in _slab_targets() | _forkserver_targets():
         targets.pop(target, None)
     return targets
+
+
+def _forkserver_pid() -> int | None:
+    return multiprocess.forkserver._forkserver._forkserver_pid  # type: ignore[no-any-return]
+
+
+def _forkserver_targets() -> set[str]:
+    """Our end of the pipe whose closing ends it."""
+    fd = multiprocess.forkserver._forkserver._forkserver_alive_fd
+    return set() if fd is None else {os.readlink(f"/proc/self/fd/{fd}")}
 
 
 def _slab_targets() -> set[str]:
@@ -106,6 +119,7 @@ def _slab_targets() -> set[str]:
     slab = getattr(module, "_slab", None)
     if slab is None:
         return set()
+    slab.statistics()  # it looks after peers that have hung up when it is used, and holds their sockets until then
     return {os.readlink(f"/proc/self/fd/{segment.fd}") for segment in list(slab._segments.values())}
 
 
@@ -168,10 +182,12 @@ def kill_leaked_children(before: Holdings) -> None:
 
 
 @pytest.fixture(scope="session")
-def _started_once() -> None:
+def _started_once() -> Iterator[None]:
     os.environ["PRPC_JOB"] = JOB
     multiprocess.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
+    yield
+    multiprocess.forkserver._forkserver._stop()
 
 
 @pytest.fixture(autouse=True)
