@@ -11,9 +11,9 @@ from prpc_engine.config import TlsSettings
 from prpc_engine.context import caller_name
 from prpc_engine.dealer import Dealer, ErrorCode, RpcRequest, RpcResponse, Terminated
 from prpc_engine.deferred import Deferred
-from prpc_engine.master import Master
-from prpc_engine.master_client import CommInfo, MasterClient
-from prpc_engine.master_watch import TreeEvent
+from prpc_engine.master.client import CommInfo, MasterClient
+from prpc_engine.master.master import Master
+from prpc_engine.master.watch import TreeEvent
 from prpc_engine.retry import RetryPolicy
 from prpc_engine.server import Bounds, idempotent
 from prpc_engine.service import RpcServer, RpcService, ServiceStatistics

@@ -24,10 +24,10 @@ from prpc_engine import errors
 from prpc_engine.balance import Balancer, BalancerStatistics, Outcome, outcome_of
 from prpc_engine.call import NEVER, TIMEOUT_S, Call
 from prpc_engine.dealer import Dealer
+from prpc_engine.master.registry import ServerEntry
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer, wait_in_ms
-from prpc_engine.registry import ServerEntry
 from prpc_engine.retry import GiveUp, RetryBudget, RetryPolicy, RetryState, is_retriable
 from prpc_engine.server import DESCRIBE, HEALTH
 from prpc_engine.stream import Stream

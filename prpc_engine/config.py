@@ -13,7 +13,7 @@ from typing import Any
 
 from prpc_engine.allow import AllowList, rules_from
 from prpc_engine.errors import ConfigError
-from prpc_engine.registry import NAME_LENGTH_MAX
+from prpc_engine.master.registry import NAME_LENGTH_MAX
 from shard import DEFAULT_LIMITS, Limits, Slab, huge_page_policy, polling_enabled
 
 if sys.version_info >= (3, 11):

@@ -33,14 +33,14 @@ from prpc_engine.config import (
     transports_from,
 )
 from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
-from prpc_engine.master import close_in_reactor, master_error
-from prpc_engine.master_client import MasterClient, SessionBackend
-from prpc_engine.master_protocol import host_and_port
-from prpc_engine.master_session import MasterSession
-from prpc_engine.master_watch import TreeEvent
+from prpc_engine.master.client import MasterClient, SessionBackend
+from prpc_engine.master.master import close_in_reactor, master_error
+from prpc_engine.master.protocol import host_and_port
+from prpc_engine.master.registry import ServerEntry
+from prpc_engine.master.session import MasterSession
+from prpc_engine.master.watch import TreeEvent
 from prpc_engine.node import Node, Values
 from prpc_engine.peer import PeerStatistics
-from prpc_engine.registry import ServerEntry
 from prpc_engine.retry import RetryPolicy
 from prpc_engine.server import Bounds, Server, ServerStatistics
 from prpc_engine.sharded import ShardSettings, open_shard, serve_in_shard, stop_serving_in_shard

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from prpc_engine import slab
 from prpc_engine.allow import AllowList
 from prpc_engine.config import TlsSettings
-from prpc_engine.master_session import MasterSession
+from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node, Values
 from prpc_engine.server import Bounds, Server
 from shard import Limits, ShardError, this_shard

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
-from prpc_engine.master import Master
+from prpc_engine.master.master import Master
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands

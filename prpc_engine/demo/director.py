@@ -27,7 +27,7 @@ from prpc_engine.demo.settings import Settings
 from prpc_engine.demo.training import create_tables, evaluate
 from prpc_engine.errors import RpcError
 from prpc_engine.kv import KVWorker
-from prpc_engine.master import Master
+from prpc_engine.master.master import Master
 from prpc_engine.service import RpcService
 from shard import Future
 

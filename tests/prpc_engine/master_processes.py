@@ -117,7 +117,7 @@ class ClientProcess(_Process):
 
 def main(address: str, lease_s: str) -> None:
     """What a ClientProcess runs."""
-    from prpc_engine.master_client import CommInfo, MasterClient
+    from prpc_engine.master.client import CommInfo, MasterClient
 
     with MasterClient(address, lease_s=float(lease_s), label=f"client {os.getpid()}") as client:
         names: dict[str, Any] = {"client": client, "CommInfo": CommInfo}

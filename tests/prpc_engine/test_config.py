@@ -17,7 +17,7 @@ from prpc_engine.config import (
     transports_from,
 )
 from prpc_engine.errors import ConfigError
-from prpc_engine.master import host_and_port
+from prpc_engine.master.master import host_and_port
 from shard import DEFAULT_LIMITS, Limits
 
 

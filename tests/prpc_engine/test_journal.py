@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from prpc_engine import journal as journal_module
 from prpc_engine.errors import JournalError
-from prpc_engine.journal import (
+from prpc_engine.master import journal as journal_module
+from prpc_engine.master.journal import (
     HEADER,
     RECORD,
     Journal,
@@ -26,8 +26,8 @@ from prpc_engine.journal import (
     replay,
     snapshot_records,
 )
-from prpc_engine.registry import Registry, RegistryError
-from prpc_engine.tree import Change, Kind, SessionRecord, Tree
+from prpc_engine.master.registry import Registry, RegistryError
+from prpc_engine.master.tree import Change, Kind, SessionRecord, Tree
 
 State = list[Change]
 

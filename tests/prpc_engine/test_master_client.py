@@ -20,8 +20,8 @@ from prpc_engine.errors import (
     Rejected,
     VersionMismatch,
 )
-from prpc_engine.master_client import CommInfo, MasterClient, RpcServiceInfo, ServerInfo, TreeEvent
-from prpc_engine.master_protocol import WATCH_TARGET
+from prpc_engine.master.client import CommInfo, MasterClient, RpcServiceInfo, ServerInfo, TreeEvent
+from prpc_engine.master.protocol import WATCH_TARGET
 from tests.prpc_engine.master_processes import ClientProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 

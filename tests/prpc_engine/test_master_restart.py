@@ -13,7 +13,7 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import DeadlineExceeded, JournalError, MasterUnreachable, NoSuchNode, RpcError
-from prpc_engine.master_client import MasterClient, TreeEvent
+from prpc_engine.master.client import MasterClient, TreeEvent
 from tests.prpc_engine.master_processes import ClientProcess, MasterProcess
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 

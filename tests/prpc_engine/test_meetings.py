@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from prpc_engine.meetings import Arrival, Meetings, role_of
-from prpc_engine.namespace import RegistryError, component
-from prpc_engine.registry import Registry
-from prpc_engine.tree import SessionRecord
+from prpc_engine.master.meetings import Arrival, Meetings, role_of
+from prpc_engine.master.namespace import RegistryError, component
+from prpc_engine.master.registry import Registry
+from prpc_engine.master.tree import SessionRecord
 
 
 def world(count: int) -> tuple[Meetings, Registry, list[int]]:

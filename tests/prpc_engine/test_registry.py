@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prpc_engine.namespace import (
+from prpc_engine.master.namespace import (
     LEASE_S_MAX,
     NAME_LENGTH_MAX,
     VALUE_LENGTH_MAX,
@@ -16,8 +16,8 @@ from prpc_engine.namespace import (
     name_of,
     natural,
 )
-from prpc_engine.registry import SERVERS_PER_NODE_MAX, Registry, RegistryError, ServerEntry
-from prpc_engine.tree import ANSWERS_MAX, Kind, SessionRecord
+from prpc_engine.master.registry import SERVERS_PER_NODE_MAX, Registry, RegistryError, ServerEntry
+from prpc_engine.master.tree import ANSWERS_MAX, Kind, SessionRecord
 from tests.helpers import ManualClock
 
 LEASE_S = 5.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.master_client import MasterClient
+from prpc_engine.master.client import MasterClient
 from tests.prpc_engine.cli.test_commands import prpc
 from tests.prpc_engine.master_processes import MasterProcess
 

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 from prpc_engine import Master
-from prpc_engine.master_client import MasterClient
+from prpc_engine.master.client import MasterClient
 from tests.prpc_engine.processes import PATIENCE_S
 from tests.prpc_engine.workloads.tally import run_threads
 

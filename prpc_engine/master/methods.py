@@ -21,15 +21,15 @@ import msgspec
 from prpc_engine import errors
 from prpc_engine.config import TIMEOUT_S_MAX
 from prpc_engine.context import calling_peer
-from prpc_engine.journal import Journal
-from prpc_engine.master_protocol import WATCH_ROUTE
-from prpc_engine.meetings import Arrival, Meetings, role_of
+from prpc_engine.master.journal import Journal
+from prpc_engine.master.meetings import Arrival, Meetings, role_of
+from prpc_engine.master.namespace import NoSuchNode, RegistryError, SessionExpired, TimedOut, component
+from prpc_engine.master.protocol import WATCH_ROUTE
+from prpc_engine.master.registry import DEFAULT_API, Registry
+from prpc_engine.master.tree import Change, Kind, SessionRecord
+from prpc_engine.master.whereabouts import process_is_gone
 from prpc_engine.message import method_key
-from prpc_engine.namespace import NoSuchNode, RegistryError, SessionExpired, TimedOut, component
 from prpc_engine.peer import Peer
-from prpc_engine.registry import DEFAULT_API, Registry
-from prpc_engine.tree import Change, Kind, SessionRecord
-from prpc_engine.whereabouts import process_is_gone
 from shard import Future, Reactor
 
 logger = logging.getLogger("prpc")
@@ -173,7 +173,7 @@ class MasterMethods:
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def open_session(self, session: int, token: str, lease_s: float, root: str, label: str, home: str) -> list[Any]:
-        """See master_protocol. Raises SessionExpired for one to resume that is over, RegistryError."""
+        """See protocol.py. Raises SessionExpired for one to resume that is over, RegistryError."""
         peer = calling_peer()
         assert peer is not None
         self._check_journal()
@@ -248,7 +248,7 @@ class MasterMethods:
     # -- verbs -----------------------------------------------------------------------------------------------------------
 
     def ask(self, request: int, verb: str, arguments: list[Any], timeout_s: float) -> Any:
-        """One verb; see master_protocol. Raises RegistryError and its kin."""
+        """One verb; see protocol.py. Raises RegistryError and its kin."""
         session = self._calling()
         if request:
             known = self._registry.answered(session, request)
@@ -441,7 +441,7 @@ class MasterMethods:
             logger.warning("session %d was not told of %d changes, and has to ask: %s", session, len(items), str(error))
 
     def watch(self, path: str, known: int) -> list[Any]:
-        """See master_protocol. Raises RegistryError."""
+        """See protocol.py. Raises RegistryError."""
         session = self._calling()
         full = self._registry.full_path(session, path)
         watched = self._watched[session]
@@ -461,7 +461,7 @@ class MasterMethods:
         return [version, pushed, False, items]
 
     def unwatch(self, path: str) -> bool:
-        """See master_protocol."""
+        """See protocol.py."""
         session = self._calling()
         full = self._registry.full_path(session, path)
         if full not in self._watched[session]:

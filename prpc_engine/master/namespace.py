@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.tree import Change, Kind, Node, SessionRecord, Tree
+from prpc_engine.master.tree import Change, Kind, Node, SessionRecord, Tree
 
 NAME_LENGTH_MAX = 256
 PATH_LENGTH_MAX = 4096  # what file systems allow

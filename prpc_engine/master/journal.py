@@ -34,8 +34,8 @@ from pathlib import Path
 import msgspec
 
 from prpc_engine.errors import JournalError
-from prpc_engine.tree import Change, Tree
-from prpc_engine.whereabouts import this_process
+from prpc_engine.master.tree import Change, Tree
+from prpc_engine.master.whereabouts import this_process
 
 MAGIC = b"PRPCJRNL"
 FORMAT = 1

@@ -23,11 +23,11 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.context import calling_peer
-from prpc_engine.master_protocol import WATCH_TARGET
-from prpc_engine.master_session import CLOSE_TIMEOUT_S, MasterSession
+from prpc_engine.master.protocol import WATCH_TARGET
+from prpc_engine.master.session import CLOSE_TIMEOUT_S, MasterSession
+from prpc_engine.master.tree import Kind
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
-from prpc_engine.tree import Kind
 
 logger = logging.getLogger("prpc")
 

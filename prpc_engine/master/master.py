@@ -17,11 +17,11 @@ from types import TracebackType
 
 from prpc_engine import errors
 from prpc_engine.config import TlsSettings, allow_from, limits_from, secret_from
-from prpc_engine.journal import Journal
-from prpc_engine.master_methods import MasterMethods, MasterStatistics
-from prpc_engine.master_protocol import MASTER_TARGET, host_and_port
+from prpc_engine.master.journal import Journal
+from prpc_engine.master.methods import MasterMethods, MasterStatistics
+from prpc_engine.master.protocol import MASTER_TARGET, host_and_port
+from prpc_engine.master.registry import FIRST_TARGET, Registry
 from prpc_engine.node import Node
-from prpc_engine.registry import FIRST_TARGET, Registry
 from prpc_engine.server import Server
 from shard import Driver, Future, Limits, Slab
 

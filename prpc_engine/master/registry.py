@@ -18,8 +18,17 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.namespace import NAME_LENGTH_MAX, OWNED_MAX, Namespace, RegistryError, component, encoded, name_of, natural
-from prpc_engine.tree import Node
+from prpc_engine.master.namespace import (
+    NAME_LENGTH_MAX,
+    OWNED_MAX,
+    Namespace,
+    RegistryError,
+    component,
+    encoded,
+    name_of,
+    natural,
+)
+from prpc_engine.master.tree import Node
 
 __all__ = ["NAME_LENGTH_MAX", "SERVERS_PER_NODE_MAX", "Member", "Registry", "RegistryError", "ServerEntry"]
 

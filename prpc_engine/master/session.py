@@ -24,12 +24,12 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.master_protocol import ANSWER_S, MASTER_ROUTE
+from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
+from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
+from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
-from prpc_engine.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
-from prpc_engine.whereabouts import this_process
 from shard import Future, Timer
 
 logger = logging.getLogger("prpc")
@@ -357,7 +357,7 @@ class MasterSession:
         return future.result()
 
     def direct(self, method: str, *arguments: Any) -> Any:
-        """One method of master_protocol over the connection there is, once. Raises NotSent when there is none."""
+        """One method of protocol.py over the connection there is, once. Raises NotSent when there is none."""
         peer = self._peer
         if peer is None:
             raise errors.NotSent(f"there is no connection to the master at {self.address} now")

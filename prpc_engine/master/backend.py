@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from prpc_engine import errors
 from prpc_engine.config import check_timeout, limits_from, secret_from
-from prpc_engine.master import close_in_reactor, master_error
-from prpc_engine.master_protocol import host_and_port
-from prpc_engine.master_session import MasterSession, check_lease
-from prpc_engine.master_watch import Callback, Watches
+from prpc_engine.master.master import close_in_reactor, master_error
+from prpc_engine.master.protocol import host_and_port
+from prpc_engine.master.session import MasterSession, check_lease
+from prpc_engine.master.watch import Callback, Watches
 from prpc_engine.node import Node
 from shard import Driver, Limits, Slab
 
@@ -27,7 +27,7 @@ class Backend(Protocol):
         """Whether there is a connection with a session now."""
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float) -> Any:
-        """One verb (see master_methods.py); raises the errors of prpc_engine.errors, soon after `timeout_s` at the latest."""
+        """One verb (see methods.py); raises the errors of prpc_engine.errors, soon after `timeout_s` at the latest."""
 
     def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
         """See MasterClient.tree_watch()."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from prpc_engine.namespace import OWNED_MAX, RegistryError, component, encoded, natural
-from prpc_engine.registry import Registry
+from prpc_engine.master.namespace import OWNED_MAX, RegistryError, component, encoded, natural
+from prpc_engine.master.registry import Registry
 
 TOKEN_DIGITS = 16
 NAMES_SHOWN_MAX = 32  # in the text of an error
