@@ -114,8 +114,15 @@ def test_jax_arrays_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
         encode(jax.random.key(0))
 
 
-def test_tensorflow_tensors_come_back() -> None:
-    tensorflow = pytest.importorskip("tensorflow")
+@pytest.fixture(scope="module")
+def tensorflow() -> Any:
+    """TensorFlow, with what it keeps for ever opened before the leak fixture looks."""
+    module = pytest.importorskip("tensorflow")
+    module.constant(0)
+    return module
+
+
+def test_tensorflow_tensors_come_back(tensorflow: Any) -> None:
     for array in (np.arange(6.0).reshape(2, 3), np.zeros((0, 3), np.int32), np.array(True)):
         back = there_and_back(tensorflow.constant(array))
         assert isinstance(back, tensorflow.Tensor)
