@@ -4,7 +4,16 @@
     Window    who sends                  credit: items it may still send; 0: wait
     Inbox     who receives               items that arrived and were not taken; grants credit as they are taken
 
-A side starts with WINDOW_ITEMS of credit, so at most that many items of a stream wait anywhere. Items keep their order.
+A side starts with WINDOW_ITEMS of credit, so at most that many items of a stream wait anywhere.
+
+Items are numbered, from 0 on and modulo 2**32, because large and small ones may overtake each other on the way (shard/transport):
+the inbox puts them in order, and knows from END how many there are, which may come before the last of them.
+
+    inbox       event                                              next
+    open        finish(), and all that END counts are here         finished, after the items that came
+    open        finish(), some that END counts are missing         ending
+    ending      the last missing item                              finished
+    any         cut(): the connection is gone                      finished
 """
 
 from __future__ import annotations
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
 
 # Enough to hide the way there and back behind the work on eight items; few enough that a slow reader costs eight items of memory.
 WINDOW_ITEMS = 8
+NUMBER_MASK = 0xFFFF_FFFF  # of an item on the wire
 GRANT_ITEMS = WINDOW_ITEMS // 2  # taken items are granted anew so many at a time: a note for every fourth
 
 
@@ -34,30 +44,30 @@ class Waits(Protocol):
 
 
 class Window:
-    """The sending half. grant() and close() in the reactor's thread, the rest in the sender's."""
+    """The sending half. grant() and close() in the reactor's thread, the rest in the sender's, who counts items in `sent`."""
 
-    def __init__(self, waiter: Waits | None) -> None:
+    def __init__(self, waiter: Waits | None, credit: int = WINDOW_ITEMS) -> None:
         self._waiter = waiter
-        self._credit = WINDOW_ITEMS
+        self._allowed = credit  # since the beginning; only grant() writes it, as only the sender writes `sent`
+        self.sent = 0  # items, and the number of the next one
         self._waiting: deque[Future] = deque()
         self._error: BaseException | None = None
 
     def take(self) -> Future | None:
-        """Use one item's credit; or a future to wait for before asking again. Raises what closed the stream."""
+        """None when one more item may be sent; or a future to wait for before asking again. Raises what closed the stream."""
         if self._error is not None:
             raise self._error
-        if self._credit > 0:
-            self._credit -= 1
+        if self._allowed > self.sent:
             return None
         future = Future(self._waiter)
         self._waiting.append(future)
-        if self._credit > 0 or self._error is not None:  # granted, or closed, after our look
+        if self._allowed > self.sent or self._error is not None:  # granted, or closed, after our look
             future.set_result(None)
         return future
 
     def grant(self, items: int) -> None:
         """The other side took so many."""
-        self._credit += items
+        self._allowed += items
         self._wake()
 
     def close(self, error: BaseException) -> None:
@@ -71,32 +81,67 @@ class Window:
 
 
 class Inbox:
-    """The receiving half. put() and finish() in the reactor's thread, the rest in the receiver's: one thread or task."""
+    """The receiving half. take() in the receiver's thread or task, of which there is one, the rest in the reactor's; finish() in
+    any."""
 
     def __init__(self, waiter: Waits | None, grant: Callable[[int], None]) -> None:
         """`grant(n)` tells the sender that n more items may come."""
         self._waiter = waiter
         self._grant = grant
         self._items: deque[Any] = deque()
+        self._early: dict[int, Any] = {}  # by number: those that overtook others
+        self._next = 0  # number of the next item in order
+        self._count: int | None = None  # how many there will have been: END said so
         self._taken = 0
-        self._finished = False
+        self._ending = False
+        self.finished = False
         self._error: BaseException | None = None
         self._arrived: Future | None = None
 
-    def put(self, item: Any) -> bool:
-        """An item came; False when it is one more than there was credit for."""
-        if self._finished:
+    def put(self, number: int, item: Any) -> bool:
+        """An item came; False for one that there was no credit for, or that was here before."""
+        if self.finished:
             return True  # given up here, and not known there yet
-        if len(self._items) >= WINDOW_ITEMS:
+        ahead = (number - self._next) & NUMBER_MASK
+        if len(self._items) + ahead >= WINDOW_ITEMS or number in self._early:
             return False
+        if ahead:
+            self._early[number] = item
+            return True
         self._items.append(item)
+        self._next = (number + 1) & NUMBER_MASK
+        while self._next in self._early:
+            self._items.append(self._early.pop(self._next))
+            self._next = (self._next + 1) & NUMBER_MASK
+        self._finish_if_all_are_here()
         self._wake()
         return True
 
+    def expect(self, count: int) -> bool:
+        """END came: there are so many items in all, modulo 2**32. False when they cannot be so many."""
+        if (count - self._next) & NUMBER_MASK > WINDOW_ITEMS or self._count not in (None, count):
+            return self.finished
+        self._count = count
+        return True
+
     def finish(self, error: BaseException | None = None) -> None:
-        """Nothing more will come; `error` is raised after the items that came before."""
-        if not self._finished:
-            self._finished, self._error = True, error
+        """No item will be sent any more; `error` is raised after those that were."""
+        if not self._ending:
+            self._error = error
+            self._ending = True
+            self._finish_if_all_are_here()
+
+    def cut(self, error: BaseException) -> None:
+        """Nothing more will come; `error` is raised after the items that came."""
+        if not self.finished:
+            self._error = error
+            self._ending, self._count = True, None
+            self._finish_if_all_are_here()
+
+    def _finish_if_all_are_here(self) -> None:
+        if self._ending and self._count in (None, self._next):
+            self.finished = True
+            self._early.clear()
             self._wake()
 
     def _wake(self) -> None:
@@ -111,14 +156,14 @@ class Inbox:
             if self._items:
                 item = self._items.popleft()
                 self._taken += 1
-                if self._taken >= GRANT_ITEMS and not self._finished:
+                if self._taken >= GRANT_ITEMS and not self._ending:
                     granted, self._taken = self._taken, 0
                     self._grant(granted)
                 return True, item
-            if self._finished:
+            if self.finished:
                 if self._error is not None:
                     raise self._error
                 raise StopIteration
             future = self._arrived = Future(self._waiter)
-            if not self._items and not self._finished:  # nothing came after our look
+            if not self._items and not self.finished:  # nothing came after our look
                 return False, future

@@ -10,6 +10,7 @@ from shard import failpoints as failpoints  # first: it instruments the modules 
 
 # isort: split
 from shard.books import Held, Lease
+from shard.core_locks import CoreLocks
 from shard.counters import CounterRow, Counters, quantile_ns
 from shard.cpu import auto_shards, bind_memory, oversubscribed, pin, restore, usable_cores
 from shard.driver import Driver
@@ -29,7 +30,7 @@ from shard.errors import (
     ShmFull,
     UnreachableError,
 )
-from shard.future import VALUE, Future, gather
+from shard.future import VALUE, Future, Waiter, gather
 from shard.gate import Gate
 from shard.group import GroupStatistics, ShardGroup, ShardStatistics
 from shard.handle import Ring
@@ -46,6 +47,7 @@ from shard.segment import collect_garbage, find_garbage
 from shard.sharded import Sharded
 from shard.slab import Slab
 from shard.slab_statistics import SlabStatistics
+from shard.stall import STALL_BUDGET_S
 from shard.task import CONTEXT, Task
 from shard.timers import Timer, Timers
 from shard.topology import Core, Topology, format_ranges, read_topology
@@ -59,6 +61,7 @@ __all__ = [
     "CONTEXT",
     "DEFAULT_LIMITS",
     "LATENCY",
+    "STALL_BUDGET_S",
     "VALUE",
     "AddressInUseError",
     "AuthenticationError",
@@ -67,6 +70,7 @@ __all__ = [
     "ClosedError",
     "Connection",
     "Core",
+    "CoreLocks",
     "CounterRow",
     "Counters",
     "Driver",
@@ -109,6 +113,7 @@ __all__ = [
     "Traffic",
     "Transport",
     "UnreachableError",
+    "Waiter",
     "Weather",
     "auto_shards",
     "bind_memory",

@@ -31,7 +31,9 @@ FRAME_VERSION = 1
 HEADER = struct.Struct("<IHH")
 assert HEADER.size == 8  # the table above
 
-STAGING_BYTES = 256 << 10  # of the decoder: a batch of small frames, and bodies up to that size
+STAGING_BYTES = 256 << 10  # of a decoder of small frames: a batch of them, and bodies up to that size
+# Of one where frames are large: a header and the body; what else comes with them is copied once more into its block.
+STAGING_BYTES_BULK = 32 << 10
 STAGING_ROOM_MIN = 4096  # less free space at its end is made more by moving what is staged to its front
 HEADER_BYTES = HEADER.size
 _unpack_header = HEADER.unpack_from
@@ -63,12 +65,15 @@ def check_blocks(block_bytes: Sequence[int], limits: Limits, error: type[LocalPr
 class FrameDecoder:
     """See the file's head. `allocate(n)` makes the memory for a block of n bytes."""
 
-    def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+    def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]], staging_bytes: int = STAGING_BYTES) -> None:
         self.more = False  # whether something was staged behind the last frame: next_frame() is worth a call
         self._limits = limits
         self._body_bytes_max = limits.body_bytes_max
         self._allocate = allocate
-        self._staging = memoryview(bytearray(STAGING_BYTES))
+        # The header with the lengths of all blocks must fit. numpy leaves the memory as the system gives it, where a bytearray
+        # writes zeros: pages that no message reaches are never there, and an idle connection costs one or two of them.
+        self._staging_bytes = max(staging_bytes, HEADER_BYTES + 8 * limits.blocks_max)
+        self._staging = np.empty(self._staging_bytes, np.uint8).data
         self._start = self._end = 0  # staged and not yet consumed
         self._body: memoryview | None = None  # of the frame whose blocks are being received
         self._block_bytes: list[int] = []  # of blocks still to come, the next one last
@@ -82,7 +87,7 @@ class FrameDecoder:
         if self._start == self._end:
             self._start = self._end = 0
             return self._staging
-        if self._end == STAGING_BYTES or (self._start and STAGING_BYTES - self._end < STAGING_ROOM_MIN):
+        if self._end == self._staging_bytes or (self._start and self._staging_bytes - self._end < STAGING_ROOM_MIN):
             rest = bytes(self._staging[self._start : self._end])
             self._staging[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
@@ -126,7 +131,7 @@ class FrameDecoder:
         if block_count > self._limits.blocks_max:
             raise RemoteProtocolError(f"frame of {block_count} blocks, at most {self._limits.blocks_max} allowed")
         header_bytes = HEADER_BYTES + 8 * block_count
-        if available < header_bytes or (not block_count and header_bytes + body_bytes <= STAGING_BYTES):
+        if available < header_bytes or (not block_count and header_bytes + body_bytes <= self._staging_bytes):
             return False  # a small frame whose rest is still to come waits in the staging
         block_bytes = list(struct.unpack_from(f"<{block_count}Q", self._staging, self._start + HEADER_BYTES))
         check_blocks(block_bytes, self._limits, RemoteProtocolError)

@@ -12,6 +12,12 @@
                   6     2  kind      what the connector wants to speak: the transport's number
                   8     8  incarnation of the sender: changes with every start of a node
                  16    32  nonce     random
+                 48     1  lane      number of this socket in its connection: 0 opens it, the others join it in any order
+                 49     1  lanes     sockets of the connection, 1 to LANES_MAX
+                 50    16  token     random, the same in all hellos of one connection; zeros where it has one lane
+
+    The acceptor's hello says lane 0 of 1 and no token. Only who opened a connection may add a lane to it: transport/lanes.py
+    compares what both have proved.
 
     proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello || binding), RFC 2104; role keeps one side's
              proof from being sent back to it; binding is empty on a plain socket, inside TLS what only the two ends of that
@@ -20,7 +26,7 @@
 An acceptor that refuses says why where it can, in `farewell`: its hello with a proof of zeros to a connector of another version
 or transport, which reads there what is spoken here; one byte to a connector whose proof is wrong.
 
-All messages have a fixed size, so an unauthenticated peer makes us hold 80 bytes at most. Without a secret the key is empty: the
+All messages have a fixed size, so an unauthenticated peer makes us hold 98 bytes at most. Without a secret the key is empty: the
 exchange is the same, and a peer that has one is refused. The connection is authenticated, its frames are not.
 No I/O in this file: feed() takes bytes and returns bytes to send.
 """
@@ -31,14 +37,17 @@ import hashlib
 import hmac
 import struct
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from shard.errors import AuthenticationError, RemoteProtocolError
 
 MAGIC = b"PRPC"
-HANDSHAKE_VERSION = 1
-HELLO = struct.Struct("<4sHHQ32s")
-assert HELLO.size == 48  # the table above
+HANDSHAKE_VERSION = 2
+HELLO = struct.Struct("<4sHHQ32sBB16s")
+assert HELLO.size == 66  # the table above
 PROOF_BYTES = 32
+TOKEN_BYTES = 16
+LANES_MAX = 9  # one for small messages and Limits.bulk_lanes, of which 8 are allowed
 ACCEPTED, REFUSED = b"\x06", b"\x15"
 
 TLS_HANDSHAKE, TLS_ALERT = b"\x16\x03", b"\x15\x03"  # how records of TLS begin
@@ -48,13 +57,25 @@ TLS_MISSING_TEXT = (
 _REFUSED_TEXT = "the peer does not hold the same secret; give both sides the same PRPC_SECRET_FILE (or PRPC_SECRET, or secret=)"
 
 
+@dataclass(frozen=True)
+class Lane:
+    """Which socket of which connection this is; see the file's head."""
+
+    token: bytes = bytes(TOKEN_BYTES)
+    number: int = 0
+    count: int = 1
+
+
+ONLY_LANE = Lane()
+
+
 def _proof(secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: bytes, binding: bytes) -> bytes:
     return hmac.new(secret, role + connector_hello + acceptor_hello + binding, hashlib.sha256).digest()
 
 
-def _check_hello(hello: bytes, kind: int) -> int:
-    """The sender's incarnation."""
-    magic, version, their_kind, incarnation, _ = HELLO.unpack(hello)
+def _check_hello(hello: bytes, kind: int, lanes_max: int) -> tuple[int, Lane]:
+    """The sender's incarnation, and which lane it wants."""
+    magic, version, their_kind, incarnation, _, number, count, token = HELLO.unpack(hello)
     if magic.startswith(TLS_HANDSHAKE):
         raise RemoteProtocolError(TLS_MISSING_TEXT)
     if magic != MAGIC:
@@ -65,7 +86,9 @@ def _check_hello(hello: bytes, kind: int) -> int:
         )
     if their_kind != kind:
         raise RemoteProtocolError(f"the peer speaks transport {their_kind}, this side listens for {kind}")
-    return int(incarnation)
+    if not number < count <= lanes_max:
+        raise RemoteProtocolError(f"the peer asks for lane {number} of {count}, at most {lanes_max} allowed")
+    return int(incarnation), Lane(token, number, count)
 
 
 class Handshake(ABC):
@@ -73,11 +96,13 @@ class Handshake(ABC):
 
     farewell = b""  # what to send before hanging up, once feed() has raised
 
-    def __init__(self, secret: bytes, kind: int, incarnation: int, nonce: bytes, binding: bytes = b"") -> None:
+    def __init__(
+        self, secret: bytes, kind: int, incarnation: int, nonce: bytes, binding: bytes = b"", lane: Lane = ONLY_LANE
+    ) -> None:
         self._secret = secret
         self._binding = binding
         self._kind = kind
-        self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, incarnation, nonce)
+        self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, incarnation, nonce, lane.number, lane.count, lane.token)
         self.peer_incarnation = 0
         self.wanted = 0
 
@@ -105,7 +130,7 @@ class Connector(Handshake):
                 raise AuthenticationError(_REFUSED_TEXT)
             return b""
         hello, proof = data[: HELLO.size], data[HELLO.size :]
-        self.peer_incarnation = _check_hello(hello, self._kind)
+        self.peer_incarnation, _ = _check_hello(hello, self._kind, 1)
         if not hmac.compare_digest(proof, _proof(self._secret, b"acceptor", self._hello, hello, self._binding)):
             raise AuthenticationError(_REFUSED_TEXT)
         self.wanted = 1
@@ -113,7 +138,15 @@ class Connector(Handshake):
 
 
 class Acceptor(Handshake):
-    """The side that was called. After the exchange the transport sends ACCEPTED itself, once it can take messages."""
+    """The side that was called; takes connections of up to `lanes_max` lanes. After the exchange the transport sends ACCEPTED
+    itself, once it can take messages."""
+
+    def __init__(
+        self, secret: bytes, kind: int, incarnation: int, nonce: bytes, binding: bytes = b"", lanes_max: int = 1
+    ) -> None:
+        super().__init__(secret, kind, incarnation, nonce, binding)
+        self._lanes_max = lanes_max
+        self.lane = ONLY_LANE  # what the connector asks for
 
     def start(self) -> bytes:
         self.wanted = HELLO.size
@@ -124,7 +157,7 @@ class Acceptor(Handshake):
         assert len(data) == self.wanted
         if not self._their_hello:
             try:
-                self.peer_incarnation = _check_hello(data, self._kind)
+                self.peer_incarnation, self.lane = _check_hello(data, self._kind, self._lanes_max)
             except RemoteProtocolError:
                 if data.startswith(MAGIC):  # else it would not know what to make of it
                     self.farewell = self._hello + bytes(PROOF_BYTES)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# From, to; of all others any positive number is allowed.
+BOUNDS = {"bulk_lanes": (0, 8), "handshakes_waiting_max": (0, 1 << 20), "peer_silent_s": (0.5, 3600.0)}
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Each has its reason beside it; configs/default.toml repeats them for users."""
+    """Each has its reason beside it; configs/default.toml repeats them for users. Raises ValueError for one that is out of its
+    bounds."""
 
     # The typed part of a message, arrays apart: what a handler's arguments come to without bulk data.
     body_bytes_max: int = 64 << 20
@@ -19,16 +23,38 @@ class Limits:
     outbox_messages_max: int = 65536
     # ... or a handful of the largest usual tensors.
     outbox_bytes_max: int = 1 << 30
+    # Calls and open streams of one connection that wait for answers: far beyond what a server queues, half a GiB of futures.
+    calls_in_flight_max: int = 1 << 20
     # Of each of a connection's two rings: 8,000 small messages, and larger bodies in one record.
     ring_bytes: int = 1 << 20
     # A peer that has not proved the secret by then is cut (slow loris).
     handshake_s: float = 5.0
-    # Peers that are still proving it; more are hung up on at once. Each is a socket, with TLS some 50 KiB as well ...
+    # Peers that are proving it at a time; the others wait. Each is a socket, with TLS some 50 KiB as well ...
     handshakes_max: int = 256
-    # ... and so many from one address, so that one host cannot keep the others out; far above what start together on one.
+    # ... and so many from one address, so that one host cannot keep the others out.
     handshakes_per_host_max: int = 64
-    # Connections of one listener, each some 100 KiB of buffers: far below the usual limit of 1 << 20 descriptors.
+    # Peers that wait for their turn, handshake_s at most: a socket each, unread, as in the kernel's own queue (somaxconn: 4096).
+    # A whole job that starts at once on one host gets through; more than that are hung up on at once.
+    handshakes_waiting_max: int = 1024
+    # Connections of one listener: far below the usual limit of 1 << 20 descriptors, with a few sockets each.
     connections_max: int = 16384
+    # Sockets beside the one for small messages, of each tcp connection that this side opens: one keeps large messages out of the
+    # way of small ones; more help where one socket does not fill the network. 0: all messages share one socket.
+    bulk_lanes: int = 1
+    # A tcp peer that answers nothing for so long is lost: above the hiccups of a network (a few lost packets in a row take 1 to
+    # 3 s), below what a user takes for a hang. Its kernel answers, so how busy it is does not count. While nothing is under way
+    # the kernel counts whole seconds: 2 s is the least there.
+    peer_silent_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name not in BOUNDS:
+                if not value > 0:
+                    raise ValueError(f"{name} = {value!r}: positive numbers are allowed")
+                continue
+            least, most = BOUNDS[name]
+            if not least <= value <= most:
+                raise ValueError(f"{name} = {value!r}: {least} to {most} is allowed")
 
 
 DEFAULT_LIMITS = Limits()

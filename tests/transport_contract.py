@@ -153,6 +153,24 @@ class TransportContract:
         assert two.bodies == bodies
         assert one.bodies == [body[::-1] for body in bodies]
 
+    def test_small_messages_keep_their_order_and_so_do_large_ones(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        for number in range(20):
+            one.connection.send(b"small %d" % number)
+            one.connection.send(b"bulk %d" % number, [np.full(300_000 + number, number, np.uint8)])
+        world.turn_until(lambda: len(two.messages) == 40)
+        for name in (b"small", b"bulk"):
+            assert [body for body in two.bodies if body.startswith(name)] == [b"%s %d" % (name, number) for number in range(20)]
+        assert [block[-1] for _, blocks in two.messages for block in blocks] == list(range(20))
+
+    def test_what_is_sent_everywhere_overtakes_nothing(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        one.connection.send(b"bulk", [np.zeros(20_000_000, np.uint8)])
+        one.connection.send(b"small")
+        one.connection.send_everywhere(b"note")
+        two_are_there = {b"bulk", b"small"}
+        world.turn_until(lambda: two_are_there <= set(two.bodies) and two.bodies[-1] == b"note")
+
     def test_an_answer_sent_from_the_handler_arrives(self, world: World, sides: tuple[Side, Side]) -> None:
         one, two = sides
         two.on_each = lambda body: two.connection.send(body.upper())

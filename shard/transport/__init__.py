@@ -10,7 +10,10 @@ sends). What every transport promises, and the contract test checks:
 - send() never waits. It copies ordinary arrays or has written them when it returns, so their owner may change them at once;
   arrays of the slab go by reference where the transport can. A full peer fills a bounded outbox, then send() raises
   BackpressureError.
-- One message is delivered once, whole and in the order sent, or not at all; after a loss none that follows is delivered.
+- One message is delivered once and whole, or not at all. Order is per lane: messages of one lane arrive in the order sent, and
+  after a loss none that follows on it is delivered. A connection has one lane, but for tcp, which carries messages of at least
+  bulk_bytes_min beside the others: there small may overtake bulk, and bulk small; small ones keep their order among
+  themselves, and so do those of one bulk lane. send_everywhere() is for what must overtake nothing.
 - on_message(body, blocks): body is good until it returns; blocks are read-only and the receiver's to keep.
 - on_close(connection, error) once, when either side ended it: ClosedError for this side, PeerLostError or a ProtocolError.
 - send() may be called from any thread; all else happens in the thread that turns the reactor.
@@ -19,6 +22,7 @@ sends). What every transport promises, and the contract test checks:
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -69,6 +73,7 @@ class Connection(ABC, Generic[Item]):
         self.on_message: OnMessage = _ignore_message
         self.on_close: Callable[[Any, ShardError], None] = _ignore_close
         self.error: ShardError | None = None  # set once, when it ended
+        self.bulk_bytes_min = sys.maxsize  # messages of so many bytes may be overtaken by smaller ones
         self._writing = threading.Lock()  # whoever holds it is the one writer
         self._outbox: deque[tuple[Item, int]] = deque()
         self._outbox_bytes = 0
@@ -95,12 +100,11 @@ class Connection(ABC, Generic[Item]):
                 if self._outbox:
                     self.drain()
                 return
-        if len(self._outbox) >= self.limits.outbox_messages_max or (
-            self._outbox and self._outbox_bytes + size > self.limits.outbox_bytes_max
-        ):
+        messages, nbytes = self.waiting()
+        if messages >= self.limits.outbox_messages_max or (messages and nbytes + size > self.limits.outbox_bytes_max):
             self._discard(item)
             raise BackpressureError(
-                f"{len(self._outbox)} messages of {self._outbox_bytes} bytes already wait for {self.peer}, at most "
+                f"{messages} messages of {nbytes} bytes already wait for {self.peer}, at most "
                 f"{self.limits.outbox_messages_max} messages or {self.limits.outbox_bytes_max} bytes may: it reads too slowly"
             )
         self._outbox_bytes += size
@@ -108,6 +112,12 @@ class Connection(ABC, Generic[Item]):
         self.drain()
         if self._outbox and self.reactor is not None and self.reactor.parked:
             self.reactor.wake()
+
+    def send_everywhere(self, body: Buffer) -> None:
+        """Send a short message over every lane: the peer gets it once a lane, and once at least after all that was sent before.
+
+        Raises as send()."""
+        self.send(body)
 
     def drain(self) -> int:
         """Write what waits, as far as the peer takes it; how many messages."""
@@ -136,7 +146,11 @@ class Connection(ABC, Generic[Item]):
     @property
     def outbox_messages(self) -> int:
         """How many messages wait for the peer."""
-        return len(self._outbox)
+        return self.waiting()[0]
+
+    def waiting(self) -> tuple[int, int]:
+        """How many messages wait for the peer, and their bytes: what the limits of the outbox are compared with."""
+        return len(self._outbox), self._outbox_bytes
 
     @abstractmethod
     def traffic(self) -> Traffic:
@@ -168,9 +182,11 @@ class Connection(ABC, Generic[Item]):
             return
         self.error = error or ClosedError(f"the connection to {self.peer} was closed here")
         self._end()
-        for item, _ in self._outbox:
-            self._discard(item)
-        self._outbox.clear()
+        with self._writing:  # another thread may be in drain()
+            for item, _ in self._outbox:
+                self._discard(item)
+            self._outbox.clear()
+            self._outbox_bytes = 0
         on_close, self.on_close, self.on_message = self.on_close, _ignore_close, _ignore_message
         on_close(self, self.error)
 

@@ -2,9 +2,10 @@
 
 Both tcp and shm meet like this; what follows on the socket is theirs. What a stranger can make us do is bounded:
 
-    time          limits.handshake_s from accept() to the proof, however slowly or quickly it sends
-    number        limits.handshakes_max at a time, limits.handshakes_per_host_max from one address; more are hung up on
-    bytes         80 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
+    time          limits.handshake_s to its turn, and again from there to the proof, however slowly or quickly it sends
+    number        limits.handshakes_max at a time, limits.handshakes_per_host_max from one address; limits.handshakes_waiting_max
+                  more wait for their turn, unread, in the order they came from each address; who comes then is hung up on
+    bytes         98 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
     descriptors   its socket, and one that comes with its proof; when the process has none left, those who knock are hung up on
     log           refusals.LINES_PER_WINDOW lines a window
 """
@@ -20,12 +21,12 @@ import select
 import socket
 import struct
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
-from shard.handshake import ACCEPTED, TLS_ALERT, TLS_MISSING_TEXT, Acceptor, Connector
+from shard.handshake import ACCEPTED, ONLY_LANE, TLS_ALERT, TLS_MISSING_TEXT, Acceptor, Connector, Lane
 from shard.identity import JOB_SECRET, PeerIdentity
 from shard.reactor import Reactor
 from shard.timers import Timer
@@ -80,13 +81,14 @@ def meet(
     timeout_s: float,
     send_proof: Callable[[bytes], None] | None = None,
     binding: bytes = b"",
+    lane: Lane = ONLY_LANE,
 ) -> int:
     """Run the connector's side on a connected socket; the peer's incarnation. Leaves the socket non-blocking.
 
     `send_proof(proof)` sends the proof itself when something has to go with it; `binding` is that of the TLS channel, if any.
     """
     deadline = time.monotonic() + timeout_s
-    exchange = Connector(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding)
+    exchange = Connector(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding, lane)
     try:
         sock.settimeout(timeout_s)
         _say(sock, exchange.start())
@@ -148,8 +150,16 @@ class Greeting:
 
     def _begin(self, binding: bytes) -> None:
         node = self._node
-        self._exchange = Acceptor(node.secret, self._door.kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding)
+        door = self._door
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._exchange = Acceptor(node.secret, door.kind, node.incarnation, nonce, binding, door.lanes_max)
         self._exchange.start()
+
+    @property
+    def lane(self) -> Lane:
+        """What the peer asks for, once it is done."""
+        assert self._exchange is not None
+        return self._exchange.lane
 
     @property
     def peer_incarnation(self) -> int:
@@ -209,7 +219,7 @@ class Greeting:
         data, self._received = self._received, b""
         answer = exchange.feed(data)
         if answer:
-            self.sock.send(answer)  # 80 bytes into an empty socket buffer: whole, or the peer is broken
+            self.sock.send(answer)  # 98 bytes into an empty socket buffer: whole, or the peer is broken
             return False
         return True
 
@@ -247,13 +257,26 @@ class Greeting:
 
 @dataclass(frozen=True)
 class DoorStatistics:
-    """Who came to one listening socket, since it was made."""
+    """Who came to one listening socket, since it was made; and who is there now."""
 
     greetings: int  # are proving themselves now
     accepted: int  # proved the secret
     refused: int  # proved nothing, broke the protocol, or were too slow
-    too_many: int  # hung up on at once: handshakes_max or handshakes_per_host_max were there
+    waiting: int  # wait for their turn
+    too_many: int  # hung up on at once: handshakes_waiting_max were waiting
     shed: int  # hung up on because the process had no descriptor left
+
+
+class _Waiting:
+    """A socket that was accepted, and waits unread for its turn."""
+
+    def __init__(self, door: Door, sock: socket.socket, peer: str, host: str) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.host = host
+        limit_s = door.node.limits.handshake_s
+        text = f"waited {limit_s:.3g} s for its turn: too many prove themselves at a time (limits.handshakes_max, _per_host_max)"
+        self.timer = door.reactor.call_later(limit_s, lambda: door.turn_away(self, text))
 
 
 class Door:
@@ -271,8 +294,10 @@ class Door:
         reactor: Reactor,
         done: Callable[[Greeting, list[int]], None],
         tls: Tls | None = None,
+        lanes_max: int = 1,
     ) -> None:
         self.node = node
+        self.lanes_max = lanes_max
         self.kind = kind
         self.reactor = reactor
         self.tls = tls
@@ -280,6 +305,8 @@ class Door:
         self._done = done
         self._greetings: set[Greeting] = set()
         self._per_host: Counter[str] = Counter()
+        self._waiting: dict[str, deque[_Waiting]] = {}  # by host, none of them empty
+        self._waiting_count = 0
         self._log = RefusalLog(logger)
         self._accepted = self._refused = self._too_many = self._shed = 0
         self._out_of_descriptors = False
@@ -310,11 +337,21 @@ class Door:
     def _greet(self, sock: socket.socket, address: object) -> None:
         host = str(address[0]) if isinstance(address, tuple) else ""
         peer = f"{host}:{address[1]}" if isinstance(address, tuple) else "a local process"
-        limits = self.node.limits
-        if len(self._greetings) >= limits.handshakes_max or (host and self._per_host[host] >= limits.handshakes_per_host_max):
+        if host not in self._waiting and self._has_place(host):
+            self._begin(sock, peer, host)
+        elif self._waiting_count < self.node.limits.handshakes_waiting_max:
+            self._waiting.setdefault(host, deque()).append(_Waiting(self, sock, peer, host))
+            self._waiting_count += 1
+        else:
             self._too_many += 1
             sock.close()
-            return
+
+    def _has_place(self, host: str) -> bool:
+        limits = self.node.limits
+        free = len(self._greetings) < limits.handshakes_max
+        return free and (not host or self._per_host[host] < limits.handshakes_per_host_max)
+
+    def _begin(self, sock: socket.socket, peer: str, host: str) -> None:
         try:
             if sock.family == socket.AF_UNIX and _uid_of(sock) != os.getuid():
                 raise AuthenticationError(f"belongs to user {_uid_of(sock)}, this process to {os.getuid()}")
@@ -325,6 +362,29 @@ class Door:
             return
         self._greetings.add(greeting)
         self._per_host[host] += 1
+
+    def _begin_waiting(self) -> None:
+        """Places are free: for those who wait, in their order, a host at a time."""
+        for host in list(self._waiting):
+            while host in self._waiting and self._has_place(host):
+                waiting = self._waiting[host][0]
+                self._leave(waiting)
+                self._begin(waiting.sock, waiting.peer, host)
+
+    def _leave(self, waiting: _Waiting) -> None:
+        """It waits no longer."""
+        waiting.timer.cancel()
+        queue = self._waiting[waiting.host]
+        queue.remove(waiting)  # the first, nearly always
+        self._waiting_count -= 1
+        if not queue:
+            del self._waiting[waiting.host]
+
+    def turn_away(self, waiting: _Waiting, why: str) -> None:
+        """Hang up on one that waits."""
+        self._leave(waiting)
+        self.refuse(waiting.peer, why)
+        waiting.sock.close()
 
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -362,10 +422,19 @@ class Door:
         self._per_host[greeting.host] -= 1
         if not self._per_host[greeting.host]:
             del self._per_host[greeting.host]
+        if self._waiting:
+            self.reactor.call_soon(self._begin_waiting)
 
     def statistics(self) -> DoorStatistics:
         """A snapshot."""
-        return DoorStatistics(len(self._greetings), self._accepted, self._refused, self._too_many, self._shed)
+        return DoorStatistics(
+            greetings=len(self._greetings),
+            accepted=self._accepted,
+            refused=self._refused,
+            waiting=self._waiting_count,
+            too_many=self._too_many,
+            shed=self._shed,
+        )
 
     def close(self) -> None:
         """Stop listening and hang up on greetings under way."""
@@ -376,6 +445,8 @@ class Door:
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
+        for waiting in [one for queue in self._waiting.values() for one in queue]:
+            self.turn_away(waiting, "the listener closed")
         for greeting in list(self._greetings):
             greeting.fail("the listener closed")
 

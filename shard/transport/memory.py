@@ -1,7 +1,8 @@
 """Messages inside one process: for a client and a server that share it, and, from a seed, the double of a bad network.
 
 A pair of connections hands messages over through the reactor's ready list: an ordinary array is copied once, an array of
-the slab is passed as it is, read-only. `Weather` makes the pair delay, lose and cut, reproducibly: what a test asks for.
+the slab is passed as it is, read-only. The copy is the array's own copy(), so a subclass may bring more than its bytes.
+`Weather` makes the pair delay, lose and cut, reproducibly: what a test asks for.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class MemoryConnection(Connection[Message]):
         self.drain()
 
     def _end(self) -> None:
+        self._in_flight.clear()  # an ended connection may be kept for long, its messages must not be
         other, self._other = self._other, None
         if other is not None and other.error is None:
             other._other = None

@@ -1,53 +1,31 @@
-"""Messages over TCP: frames, written vectored and received in place.
+"""The tcp transport: addresses, listening, connecting. What goes on over a connection is in tcp_connection.py.
 
-A message leaves by one sendmsg of header, body and blocks, without joining them. What the kernel does not take stays with
-the connection and goes on when the socket is writable; no other message overtakes it. Blocks are received straight into the
-slab's recycled memory when they are large, so nothing is copied between the kernel and the handler's arrays.
-
-With TLS (tls.py) the same frames go through a TlsSocket. It hands out one record at a time and keeps what did not fit, of which
-epoll does not tell: so reading goes on after a full record, and as long as the socket says has_more.
+The connector opens lane 0, and when it is accepted the other lanes, each with a handshake of its own; the acceptor has the
+connection when all are there (lanes.py).
 """
 
 from __future__ import annotations
 
 import errno
-import select
+import secrets
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shard.arena import BLOCK_BYTES_MIN
-from shard.errors import (
-    AddressInUseError,
-    PeerLostError,
-    RemoteProtocolError,
-    ShardError,
-    ShmFull,
-    UnreachableError,
-)
-from shard.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
-from shard.reactor import WARM_TURNS, Reactor
+from shard.errors import AddressInUseError, ShardError, UnreachableError
+from shard.handshake import LANES_MAX, ONLY_LANE, TOKEN_BYTES, Lane
+from shard.identity import PeerIdentity
+from shard.reactor import Reactor
 from shard.slab import Slab
-from shard.transport import Accept, Buffer, Connection, Listener, Node, Traffic, Transport
+from shard.transport import Accept, Listener, Node, Transport
+from shard.transport.lanes import HalfMade
 from shard.transport.meeting import Door, DoorStatistics, Greeting, identity_of, meet
-from shard.transport.tls import RECORD_BYTES, Tls, TlsFiles, TlsSocket
+from shard.transport.tcp_connection import TcpConnection
+from shard.transport.tls import Tls, TlsFiles
 
 KIND = 1  # in the handshake
-_pack_header = HEADER.pack
 LISTEN_BACKLOG = 1024
-
-# Reads of one connection in one turn, so that a flood from one peer leaves room for the others.
-READS_PER_TURN = 8
-
-# Bodies up to this size are joined with their header: a copy of that size costs less than a second buffer.
-SHORT_BYTES_MAX = 16 << 10
-
-# sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several calls.
-BUFFERS_MAX = 1024
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -63,228 +41,8 @@ def format_address(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-class TcpConnection(Connection[list[memoryview]]):
-    """One stream socket, past its handshake."""
-
-    transport = "tcp"
-
-    def __init__(self, sock: socket.socket, peer: str, node: Node, slab: Slab) -> None:
-        super().__init__(peer, node.limits)
-        self._sock = sock
-        self._tls = sock if isinstance(sock, TlsSocket) else None
-        self._send_bytes, self._recv_into = sock.send, sock.recv_into  # bound once, for the hot path
-        self._send_parts = sock.sendmsg if self._tls is None else self._tls.send_parts
-        self._slab = slab
-        self._partial: list[memoryview] = []  # of the message being written: what the kernel has not taken yet
-        self._decoder = FrameDecoder(node.limits, self._allocate)
-        self._watched = select.EPOLLIN
-        self._bytes_sent = self._bytes_received = 0
-        self._short_bytes_max = SHORT_BYTES_MAX
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setblocking(False)
-
-    def _allocate(self, size: int) -> NDArray[np.uint8]:
-        if size < BLOCK_BYTES_MIN:
-            return np.empty(size, np.uint8)
-        try:
-            return self._slab.empty(size, np.uint8)
-        except ShmFull:  # the process's own memory is as good here, only slower the first time
-            return np.empty(size, np.uint8)
-
-    # -- sending -------------------------------------------------------------------------------------------------------
-
-    def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
-        """The short way for a message without blocks to a socket with room; see Connection.send for the rest."""
-        if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
-            try:
-                free = not self._partial  # looked at with the lock held: else another thread's rest could be cut in two
-                if free:
-                    message = _pack_header(len(body), 0, FRAME_VERSION) + body
-                    sent = self._send_bytes(message)
-                    self._bytes_sent += sent
-                    if sent < len(message):
-                        self._partial = [memoryview(message)[sent:]]
-            except BlockingIOError:
-                self._partial = [memoryview(message)]
-            except OSError as error:
-                raise PeerLostError(f"{self.peer} was lost: {error.strerror or error}") from error
-            finally:
-                self._writing.release()
-            if free:
-                if self.reactor is not None:
-                    self.reactor.warm_turns = WARM_TURNS
-                if self._partial:
-                    self._want_writable()
-                elif self._outbox:
-                    self.drain()
-                return
-        super().send(body, blocks, stable)
-
-    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
-        header = encode_header(len(body), [block.nbytes for block in blocks], self.limits)
-        if not blocks:
-            message = header + body
-            return [memoryview(message)], len(message)
-        parts = [memoryview(header + body)]
-        for block in blocks:
-            if block.nbytes:
-                parts.append(block.data)
-        size = sum(len(part) for part in parts)
-        if stable:
-            return parts, size
-        # Nobody else may change what is still to be sent: written at once if the socket takes it all, copied if not.
-        if not self._outbox and self._writing.acquire(False):
-            try:
-                if not self._partial:
-                    # What the socket does not take is ahead of everything else: the first bytes of this message are gone.
-                    self._partial = [memoryview(bytes(part)) for part in self._send(parts)]
-                    if self._partial:
-                        self._want_writable()
-                    return [], 0
-            except OSError as error:
-                raise PeerLostError(f"{self.peer} was lost: {error}") from error
-            finally:
-                self._writing.release()
-        return [memoryview(bytes(part)) for part in parts], size
-
-    def _write(self, item: list[memoryview]) -> bool:
-        if self._partial:
-            self._partial = self._send(self._partial)
-            if self._partial:
-                self._want_writable()
-                return False
-        try:
-            self._partial = self._send(item)
-        except OSError:
-            self._partial = []  # the reader will see the end, and says so to everyone
-            return True
-        if self._partial:
-            self._want_writable()
-        return True
-
-    def _send(self, parts: list[memoryview]) -> list[memoryview]:
-        """Write what the kernel takes; the rest."""
-        if self.reactor is not None:
-            self.reactor.warm_turns = WARM_TURNS
-        at = 0
-        while at < len(parts):
-            try:
-                sent = self._send_parts(parts[at : at + BUFFERS_MAX]) if len(parts) - at > 1 else self._send_bytes(parts[at])
-            except BlockingIOError:
-                break
-            self._bytes_sent += sent
-            while at < len(parts) and sent >= len(parts[at]):
-                sent -= len(parts[at])
-                at += 1
-            if sent:
-                parts[at] = parts[at][sent:]
-        return parts[at:]
-
-    def traffic(self) -> Traffic:
-        return Traffic(self._bytes_sent, self._bytes_received)
-
-    def own_outbox(self) -> None:
-        with self._writing:
-            self._partial = [memoryview(bytes(part)) for part in self._partial]
-            for _ in range(len(self._outbox)):
-                parts, size = self._outbox.popleft()
-                self._outbox.append(([memoryview(bytes(part)) for part in parts], size))
-
-    def _want_writable(self) -> None:
-        reactor = self.reactor
-        if reactor is not None and self._watched == select.EPOLLIN:
-            self._watched = select.EPOLLIN | select.EPOLLOUT
-            reactor.call_soon(self._watch)
-
-    def _watch(self) -> None:
-        if self.error is None and self.reactor is not None:
-            self.reactor.watch(self._sock.fileno(), self._on_ready, self._watched)
-
-    # -- receiving -----------------------------------------------------------------------------------------------------
-
-    def _on_ready(self, events: int) -> None:
-        try:
-            if events == select.EPOLLIN:
-                self._read()
-                return
-            if events & select.EPOLLOUT:
-                self._go_on_writing()
-            if events & ~select.EPOLLOUT:
-                self._read()
-        except OSError as error:
-            self.close(PeerLostError(f"{self.peer} was lost: {error.strerror or error}"))
-        except RemoteProtocolError as error:
-            self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {error}"))
-
-    def _go_on_writing(self) -> None:
-        if self._partial and self._writing.acquire(False):
-            try:
-                self._partial = self._send(self._partial)
-            finally:
-                self._writing.release()
-        if not self._partial:
-            self.drain()
-        if not self._partial and not self._outbox:
-            self._watched = select.EPOLLIN
-            self._watch()
-
-    def _read(self) -> None:
-        decoder = self._decoder
-        reactor = self.reactor
-        if reactor is not None:
-            reactor.warm_turns = WARM_TURNS
-        for _ in range(READS_PER_TURN):
-            destination = decoder.destination()
-            try:
-                count = self._recv_into(destination)
-            except BlockingIOError:
-                return
-            if not count:
-                self.close(PeerLostError(f"{self.peer} hung up"))
-                return
-            self._bytes_received += count
-            frame = decoder.next_frame(count)
-            while frame is not None:
-                body, blocks = frame
-                for block in blocks:
-                    block.flags.writeable = False
-                self.on_message(body, blocks)
-                if self.error is not None:
-                    return
-                frame = decoder.next_frame() if decoder.more else None
-            if count < len(destination) and (self._tls is None or (count < RECORD_BYTES and not self._tls.has_more)):
-                return  # the socket is empty, most likely: epoll says when it is not
-        self._read_what_is_decrypted()
-
-    def _read_what_is_decrypted(self) -> None:
-        """Next turn, as epoll does not tell of it."""
-        if self._tls is not None and self._tls.has_more and self.reactor is not None:
-            self.reactor.call_soon(self._go_on_reading)
-
-    def _go_on_reading(self) -> None:
-        if self.error is None:
-            self._on_ready(select.EPOLLIN)
-
-    # -- life ----------------------------------------------------------------------------------------------------------
-
-    def attach(self, reactor: Reactor) -> None:
-        self.reactor = reactor
-        self._watch()
-        self._read_what_is_decrypted()
-        if self._partial or self._outbox:
-            self._want_writable()
-
-    def _end(self) -> None:
-        self._short_bytes_max = -1  # no more short way
-        if self.reactor is not None:
-            self.reactor.unwatch(self._sock.fileno())
-        self._sock.close()
-        self._partial = []
-
-
 class TcpListener(Listener):
-    """One listening socket."""
+    """One listening socket, and the connections whose lanes have not all come."""
 
     def __init__(self, sock: socket.socket, node: Node, slab: Slab, reactor: Reactor, accept: Accept, tls: Tls | None) -> None:
         self.address = format_address(*sock.getsockname()[:2])
@@ -292,15 +50,35 @@ class TcpListener(Listener):
         self._slab = slab
         self._reactor = reactor
         self._accept = accept
-        self._door = Door(sock, node, KIND, reactor, self._greeted, tls)
+        self._half_made: HalfMade[Greeting] = HalfMade(node.limits.connections_max)
+        self._door = Door(sock, node, KIND, reactor, self._greeted, tls, LANES_MAX)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
-        greeting.accepted()
-        connection = TcpConnection(greeting.sock, f"tcp://{greeting.peer}", self._node, self._slab)
+        lane = greeting.lane
+        lanes = self._half_made.join(lane, (greeting.peer_identity, greeting.peer_incarnation), greeting)
+        try:
+            greeting.accepted()
+        except OSError:
+            for one in lanes or self._half_made.give_up(lane.token):
+                one.close()
+            raise
+        if lanes is None:
+            if lane.number == 0:
+                self._reactor.call_later(self._node.limits.handshake_s, partial(self._give_up, greeting))
+            return
+        connection = TcpConnection([one.sock for one in lanes], f"tcp://{lanes[0].peer}", self._node, self._slab)
         connection.peer_incarnation = greeting.peer_incarnation
         connection.peer_identity = greeting.peer_identity
         connection.attach(self._reactor)
         self._accept(connection)
+
+    def _give_up(self, first: Greeting) -> None:
+        lanes = self._half_made.give_up(first.lane.token)
+        if lanes:
+            limit_s = self._node.limits.handshake_s
+            self._door.refuse(first.peer, f"{len(lanes)} of its {first.lane.count} lanes came within {limit_s:.3g} s")
+        for lane in lanes:
+            lane.close()
 
     def statistics(self) -> DoorStatistics:
         """Who came, and what became of them."""
@@ -308,6 +86,8 @@ class TcpListener(Listener):
 
     def close(self) -> None:
         self._door.close()
+        for lane in self._half_made.give_up_all():
+            lane.close()
 
 
 class TcpTransport(Transport):
@@ -352,23 +132,57 @@ class TcpTransport(Transport):
     def connect(self, address: str, timeout_s: float) -> TcpConnection:
         host, port = parse_address(address)
         deadline = time.monotonic() + timeout_s
+        count = 1 + self._node.limits.bulk_lanes
+        token = secrets.token_bytes(TOKEN_BYTES) if count > 1 else ONLY_LANE.token
+        socks: list[socket.socket] = []
         try:
-            sock = socket.create_connection((host, port), timeout_s)
-        except TimeoutError as error:
-            raise UnreachableError(f"nobody answered at {address} within {timeout_s} s") from error
-        except (OSError, socket.gaierror) as error:
-            raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
-        try:
-            binding = b""
-            if self._tls is not None:
-                sock = tls = self._tls.connect(sock, address, deadline)
-                binding = tls.binding()
-            left_s = max(0.001, deadline - time.monotonic())  # a socket takes no timeout of 0: that is "do not wait"
-            incarnation = meet(sock, address, self._node, KIND, left_s, binding=binding)
-            connection = TcpConnection(sock, f"tcp://{host}:{port}", self._node, self._slab)
+            sock = self._dial(address, lambda: socket.create_connection((host, port), timeout_s))
+            who = self._meet(sock, socks, address, deadline, Lane(token, 0, count))
+            for number in range(1, count):
+                sock = self._dial(address, lambda: _another(socks[0], deadline))
+                if self._meet(sock, socks, address, deadline, Lane(token, number, count)) != who:
+                    raise UnreachableError(f"{address} leads to several processes by turns: give each an address of its own")
+            connection = TcpConnection(socks, f"tcp://{host}:{port}", self._node, self._slab)
         except BaseException:
-            sock.close()
+            for sock in socks:
+                sock.close()
             raise
-        connection.peer_incarnation = incarnation
-        connection.peer_identity = identity_of(sock, self._node)
+        connection.peer_incarnation, connection.peer_identity = who
         return connection
+
+    @staticmethod
+    def _dial(address: str, connect: Callable[[], socket.socket]) -> socket.socket:
+        try:
+            return connect()
+        except TimeoutError as error:
+            raise UnreachableError(f"nobody answered at {address} in time") from error
+        except OSError as error:  # a name that cannot be resolved, too
+            raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
+
+    def _meet(
+        self, sock: socket.socket, socks: list[socket.socket], address: str, deadline: float, lane: Lane
+    ) -> tuple[int, PeerIdentity]:
+        """Run the handshakes on a socket that has connected, and add it to `socks`, TLS and all; who is there."""
+        socks.append(sock)
+        binding = b""
+        if self._tls is not None:
+            socks[-1] = sock = tls = self._tls.connect(sock, address, deadline)
+            binding = tls.binding()
+        incarnation = meet(sock, address, self._node, KIND, _left_s(deadline), binding=binding, lane=lane)
+        return incarnation, identity_of(sock, self._node)
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())  # a socket takes no timeout of 0: that is "do not wait"
+
+
+def _another(first: socket.socket, deadline: float) -> socket.socket:
+    """A socket to where that one leads: a name may stand for several hosts."""
+    sock = socket.socket(first.family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(_left_s(deadline))
+        sock.connect(first.getpeername())
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from shard import AuthenticationError, RemoteProtocolError
-from shard.handshake import ACCEPTED, HELLO, PROOF_BYTES, REFUSED, Acceptor, Connector
+from shard.handshake import (
+    ACCEPTED,
+    HANDSHAKE_VERSION,
+    HELLO,
+    LANES_MAX,
+    ONLY_LANE,
+    PROOF_BYTES,
+    REFUSED,
+    TOKEN_BYTES,
+    Acceptor,
+    Connector,
+    Lane,
+)
 
 KIND = 1
 NONCE_ONE, NONCE_TWO, NONCE_THREE = b"1" * 32, b"2" * 32, b"3" * 32
@@ -19,6 +31,13 @@ def acceptor(secret: bytes = b"secret", kind: int = KIND, nonce: bytes = NONCE_T
     made = Acceptor(secret, kind, 22, nonce)
     assert made.start() == b""
     return made
+
+
+def pack(
+    magic: bytes = b"PRPC", version: int = HANDSHAKE_VERSION, kind: int = KIND, nonce: bytes = NONCE_ONE, lane: Lane = ONLY_LANE
+) -> bytes:
+    """A hello."""
+    return HELLO.pack(magic, version, kind, 1, nonce, lane.number, lane.count, lane.token)
 
 
 def exchange(one: Connector, two: Acceptor) -> tuple[bytes, bytes, bytes]:
@@ -107,9 +126,9 @@ def test_one_sides_proof_cannot_be_sent_back_to_it() -> None:
 @pytest.mark.parametrize(
     ("hello", "text"),
     [
-        (HELLO.pack(b"GET ", 1, KIND, 1, NONCE_ONE), "does not speak this protocol: it began with b'GET '"),
-        (HELLO.pack(b"PRPC", 2, KIND, 1, NONCE_ONE), "protocol version 2, this side 1"),
-        (HELLO.pack(b"PRPC", 1, 9, 1, NONCE_ONE), f"speaks transport 9, this side listens for {KIND}"),
+        (pack(magic=b"GET "), "does not speak this protocol: it began with b'GET '"),
+        (pack(version=3), "protocol version 3, this side 2"),
+        (pack(kind=9), f"speaks transport 9, this side listens for {KIND}"),
     ],
 )
 def test_another_protocol_version_or_kind_is_named(hello: bytes, text: str) -> None:
@@ -153,11 +172,11 @@ def test_an_acceptor_says_in_its_farewell_why_it_hangs_up() -> None:
     assert two.farewell == REFUSED
     newer = acceptor()
     with pytest.raises(RemoteProtocolError):
-        newer.feed(HELLO.pack(b"PRPC", 2, KIND, 1, NONCE_ONE))
+        newer.feed(pack(version=3))
     one = connector()
     one.start()
-    changed = HELLO.pack(b"PRPC", 2, KIND, 22, NONCE_TWO) + newer.farewell[HELLO.size :]
-    with pytest.raises(RemoteProtocolError, match="protocol version 2, this side 1: install the same release at both sides"):
+    changed = pack(version=1, nonce=NONCE_TWO) + newer.farewell[HELLO.size :]
+    with pytest.raises(RemoteProtocolError, match="protocol version 1, this side 2: install the same release at both sides"):
         one.feed(changed)
     with pytest.raises(AuthenticationError):
         connected = connector()
@@ -172,3 +191,20 @@ def test_an_acceptor_says_in_its_farewell_why_it_hangs_up() -> None:
 def test_a_peer_that_speaks_tls_is_told_apart_from_one_that_speaks_nonsense() -> None:
     with pytest.raises(RemoteProtocolError, match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT"):
         acceptor().feed(b"\x16\x03\x01\x02\x00".ljust(HELLO.size))
+
+
+def test_the_acceptor_learns_which_lane_of_which_connection_it_is() -> None:
+    lane = Lane(b"t" * TOKEN_BYTES, 3, LANES_MAX)
+    one = Connector(b"secret", KIND, 11, NONCE_ONE, lane=lane)
+    two = Acceptor(b"secret", KIND, 22, NONCE_TWO, lanes_max=LANES_MAX)
+    two.start()
+    exchange(one, two)
+    assert two.lane == lane
+
+
+@pytest.mark.parametrize(("number", "count", "most"), [(0, 2, 1), (1, 1, 9), (0, 0, 9), (9, 10, 9), (255, 255, 9)])
+def test_more_lanes_than_there_may_be_are_refused(number: int, count: int, most: int) -> None:
+    two = Acceptor(b"secret", KIND, 22, NONCE_TWO, lanes_max=most)
+    two.start()
+    with pytest.raises(RemoteProtocolError, match=f"lane {number} of {count}, at most {most} allowed"):
+        two.feed(pack(lane=Lane(number=number, count=count)))

@@ -72,7 +72,7 @@ def test_descriptors_beyond_the_one_that_comes_with_the_proof_are_refused_and_cl
             socket.send_fds(sock, [bytes([byte])], [sock.fileno()])
         house.turn_until(lambda: house.door.statistics().refused)
         assert len(os.listdir("/proc/self/fd")) == before + 1, "the peer's own"
-    assert house.door.statistics() == DoorStatistics(greetings=0, accepted=0, refused=1, too_many=0, shed=0)
+    assert house.door.statistics() == DoorStatistics(greetings=0, accepted=0, refused=1, waiting=0, too_many=0, shed=0)
 
 
 def test_the_kernel_says_that_a_peer_is_of_the_same_user(house: House) -> None:

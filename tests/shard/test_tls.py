@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 import select
@@ -29,9 +30,11 @@ from shard import (
     Transport,
     UnreachableError,
 )
+from shard.handshake import HELLO, PROOF_BYTES
 from shard.identity import PeerIdentity
 from shard.transport.meeting import receive_exactly
-from shard.transport.tcp import TcpConnection, TcpListener, parse_address
+from shard.transport.tcp import TcpListener, parse_address
+from shard.transport.tcp_connection import TcpConnection
 from shard.transport.tls import PIECE_BYTES, RECORD_BYTES, Tls, TlsSocket
 from tests.certificates import Authority, Files
 from tests.shard.serving import ServedBy
@@ -58,8 +61,11 @@ def slab() -> Iterator[Slab]:
     made.close()
 
 
+ONE_LANE = dataclasses.replace(LIMITS, bulk_lanes=0)  # a test that has its hands on the socket has all of the connection
+
+
 def transport_of(files: Files | None, slab: Slab, secret: bytes = SECRET) -> TcpTransport:
-    return TcpTransport(Node(secret=secret, incarnation=5, limits=LIMITS), slab, files)
+    return TcpTransport(Node(secret=secret, incarnation=5, limits=ONE_LANE), slab, files)
 
 
 @pytest.fixture
@@ -273,9 +279,9 @@ def test_one_in_the_middle_cannot_pass_proofs_on_between_two_channels(new_world:
         try:
             outer.settimeout(PATIENCE_S)
             inner.settimeout(PATIENCE_S)
-            inner.sendall(receive_exactly(outer, 48, time.monotonic() + PATIENCE_S))
-            outer.sendall(receive_exactly(inner, 80, time.monotonic() + PATIENCE_S))
-            inner.sendall(receive_exactly(outer, 32, time.monotonic() + PATIENCE_S))
+            inner.sendall(receive_exactly(outer, HELLO.size, time.monotonic() + PATIENCE_S))
+            outer.sendall(receive_exactly(inner, HELLO.size + PROOF_BYTES, time.monotonic() + PATIENCE_S))
+            inner.sendall(receive_exactly(outer, PROOF_BYTES, time.monotonic() + PATIENCE_S))
         except (PeerLostError, TimeoutError):
             return
         finally:

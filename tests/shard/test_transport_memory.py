@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,38 @@ def test_a_clogged_peer_takes_nothing_until_it_is_unclogged() -> None:
     one.unclog()
     reactor.poll(time.monotonic())
     assert side.bodies == [b"patience"]
+    one.close()
+    reactor.poll(time.monotonic())
+    reactor.close()
+
+
+class Bearer(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Brings an object of this process along."""
+
+    load: object = None
+
+    def copy(self, order: Any = "C") -> Bearer:
+        own = Bearer(0, np.uint8)
+        own.load = self.load
+        return own
+
+
+def test_an_array_that_copies_itself_in_its_own_way_brings_more_than_its_bytes() -> None:
+    reactor = Reactor(time.monotonic)
+    one, two = pair(DEFAULT_LIMITS, Slab())
+    one.attach(reactor)
+    two.attach(reactor)
+    side = Side(two)
+    array, bearer = np.arange(5, dtype=np.uint8), Bearer(0, np.uint8)
+    bearer.load = load = object()
+    one.send(b"", [array, bearer, array])
+    for _ in range(20):
+        reactor.poll(time.monotonic())
+    ((_, (first, second, third)),) = side.messages
+    assert second.load is load
+    assert second is not bearer
+    assert not np.shares_memory(first, array)
+    assert third.tolist() == array.tolist()
     one.close()
     reactor.poll(time.monotonic())
     reactor.close()

@@ -77,7 +77,7 @@ class QuietWorld:
 
     def _seen(self) -> int:
         there = self.door.statistics()
-        return there.greetings + there.refused + there.too_many + there.shed
+        return there.greetings + there.waiting + there.refused + there.too_many + there.shed
 
     def look(self) -> None:
         """At all descriptors and timers, at this very time."""
@@ -228,7 +228,7 @@ class TestTcp(TransportContract):
                 quiet.look()
                 quiet.now += 1.0
             quiet.look()
-            assert quiet.door.statistics() == DoorStatistics(greetings=0, accepted=0, refused=1, too_many=0, shed=0)
+            assert quiet.door.statistics() == DoorStatistics(greetings=0, accepted=0, refused=1, waiting=0, too_many=0, shed=0)
             assert has_hung_up(sock)
 
     def test_more_than_the_first_message_is_not_looked_at(self, quiet: QuietWorld) -> None:
@@ -239,25 +239,29 @@ class TestTcp(TransportContract):
             assert len(answer) in (HELLO.size + PROOF_BYTES, HELLO.size + PROOF_BYTES + 1)
             assert quiet.accepted == 0
 
-    def test_those_over_the_bound_are_hung_up_on_at_once_and_the_rest_go_on(self, quiet: QuietWorld) -> None:
-        most = LIMITS.handshakes_per_host_max
+    def test_those_over_the_bound_wait_for_their_turn_and_only_more_than_may_wait_are_hung_up_on(self) -> None:
+        quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_per_host_max=2, handshakes_waiting_max=3))
         with contextlib.ExitStack() as stack:
-            socks = [stack.enter_context(quiet.knock()) for _ in range(most)]
-            for _ in range(3):
-                assert has_hung_up(stack.enter_context(quiet.knock()))
-            assert quiet.door.statistics() == DoorStatistics(greetings=most, accepted=0, refused=0, too_many=3, shed=0)
-            socks.pop().close()
-            quiet.look_until(lambda: quiet.door.statistics().greetings == most - 1)
-            stack.enter_context(quiet.knock())
-            assert quiet.door.statistics().greetings == most
+            stack.callback(quiet.close)
+            socks = [stack.enter_context(quiet.knock()) for _ in range(5)]
+            assert has_hung_up(stack.enter_context(quiet.knock()))
+            assert quiet.door.statistics() == DoorStatistics(2, accepted=0, refused=0, waiting=3, too_many=1, shed=0)
+            socks[0].close()
+            quiet.look_until(lambda: quiet.door.statistics().waiting == 2)
+            assert quiet.door.statistics().greetings == 2
+            assert [bool(greeting.sock.getpeername() == socks[2].getsockname()) for greeting in quiet.door._greetings].count(True)
+            quiet.now += LIMITS.handshake_s
+            quiet.look()
+            quiet.look()
+            assert quiet.door.statistics() == DoorStatistics(0, accepted=0, refused=5, waiting=0, too_many=1, shed=0)
+            assert all(has_hung_up(sock) for sock in socks[1:])
 
     def test_one_host_cannot_take_all_places(self) -> None:
-        limits = dataclasses.replace(LIMITS, handshakes_max=3, handshakes_per_host_max=2)
-        quiet = QuietWorld(limits)
+        quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_max=3, handshakes_per_host_max=2))
         with contextlib.ExitStack() as stack:
             for source in ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.3"):
                 stack.enter_context(quiet.knock(source))
-            assert quiet.door.statistics() == DoorStatistics(greetings=3, accepted=0, refused=0, too_many=2, shed=0)
+            assert quiet.door.statistics() == DoorStatistics(3, accepted=0, refused=0, waiting=2, too_many=0, shed=0)
         quiet.close()
 
     def test_without_descriptors_those_who_knock_are_hung_up_on_until_there_are_some(
@@ -303,7 +307,7 @@ class TestTcp(TransportContract):
 
     def test_a_peer_of_another_version_is_told_which_is_spoken_here(self, quiet: QuietWorld) -> None:
         with quiet.knock() as sock:
-            sock.sendall(HELLO.pack(MAGIC, HANDSHAKE_VERSION + 1, KIND, 1, bytes(32)))
+            sock.sendall(HELLO.pack(MAGIC, HANDSHAKE_VERSION + 1, KIND, 1, bytes(32), 0, 1, bytes(16)))
             quiet.look_until(lambda: quiet.door.statistics().refused)
             answer = receive_all(sock)
         assert HELLO.unpack(answer[: HELLO.size])[:2] == (MAGIC, HANDSHAKE_VERSION)

@@ -1,0 +1,291 @@
+"""One stream socket as a connection: frames, written vectored and received in place.
+
+A message leaves by one sendmsg of header, body and blocks, without joining them. What the kernel does not take stays with
+the lane and goes on when the socket is writable; no other message of this lane overtakes it. Blocks are received straight into
+the slab's recycled memory when they are large, so nothing is copied between the kernel and the handler's arrays.
+
+With TLS (tls.py) the same frames go through a TlsSocket. It hands out one record at a time and keeps what did not fit, of which
+epoll does not tell: so reading goes on after a full record, and as long as the socket says has_more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard.arena import BLOCK_BYTES_MIN
+from shard.errors import PeerLostError, RemoteProtocolError, ShmFull
+from shard.frame import FRAME_VERSION, HEADER, STAGING_BYTES, FrameDecoder, encode_header
+from shard.reactor import WARM_TURNS, Reactor
+from shard.slab import Slab
+from shard.transport import Buffer, Connection, Node, Traffic
+from shard.transport.silence import Silence, keep_alive, why_lost
+from shard.transport.tls import RECORD_BYTES, TlsSocket
+
+_pack_header = HEADER.pack
+
+# Reads of one connection in one turn, so that a flood from one peer leaves room for the others.
+READS_PER_TURN = 8
+
+# Bodies up to this size are joined with their header: a copy of that size costs less than a second buffer.
+SHORT_BYTES_MAX = 16 << 10
+
+# sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several calls.
+BUFFERS_MAX = 1024
+
+
+class SocketLane(Connection[list[memoryview]]):
+    """One stream socket, past its handshake, which it owns."""
+
+    transport = "tcp"
+
+    def __init__(self, sock: socket.socket, peer: str, node: Node, slab: Slab, staging_bytes: int = STAGING_BYTES) -> None:
+        super().__init__(peer, node.limits)
+        self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
+        self._send_bytes, self._recv_into = sock.send, sock.recv_into  # bound once, for the hot path
+        self._send_parts = sock.sendmsg if self._tls is None else self._tls.send_parts
+        self._slab = slab
+        self._partial: list[memoryview] = []  # of the message being written: what the kernel has not taken yet
+        self._decoder = FrameDecoder(node.limits, self._allocate, staging_bytes)
+        self._watched = select.EPOLLIN
+        self.peer_hung_up = False
+        self._silence = Silence(node.limits.peer_silent_s)
+        self._bytes_sent = self._bytes_received = 0
+        self._short_bytes_max = SHORT_BYTES_MAX
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(sock, node.limits.peer_silent_s)
+        sock.setblocking(False)
+
+    def _allocate(self, size: int) -> NDArray[np.uint8]:
+        if size < BLOCK_BYTES_MIN:
+            return np.empty(size, np.uint8)
+        try:
+            return self._slab.empty(size, np.uint8)
+        except ShmFull:  # the process's own memory is as good here, only slower the first time
+            return np.empty(size, np.uint8)
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
+        """The short way for a message without blocks to a socket with room; send_long() for the rest."""
+        if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
+            try:
+                free = not self._partial  # looked at with the lock held: else another thread's rest could be cut in two
+                if free:
+                    message = _pack_header(len(body), 0, FRAME_VERSION) + body
+                    sent = self._send_bytes(message)
+                    self._bytes_sent += sent
+                    if sent < len(message):
+                        self._partial = [memoryview(message)[sent:]]
+            except BlockingIOError:
+                self._partial = [memoryview(message)]
+            except OSError as error:
+                raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
+            finally:
+                self._writing.release()
+            if free:
+                if self.reactor is not None:
+                    self.reactor.warm_turns = WARM_TURNS
+                if self._partial:
+                    self._want_writable()
+                elif self._outbox:
+                    self.drain()
+                return
+        self.send_long(body, blocks, stable)
+
+    def send_long(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> None:
+        """What does not go the short way."""
+        super().send(body, blocks, stable)
+
+    def _why(self, error: OSError) -> str:
+        return why_lost(error, self.limits.peer_silent_s)
+
+    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
+        header = encode_header(len(body), [block.nbytes for block in blocks], self.limits)
+        if not blocks:
+            message = header + body
+            return [memoryview(message)], len(message)
+        parts = [memoryview(header + body)]
+        for block in blocks:
+            if block.nbytes:
+                parts.append(block.data)
+        size = sum(len(part) for part in parts)
+        if stable:
+            return parts, size
+        # Nobody else may change what is still to be sent: written at once if the socket takes it all, copied if not.
+        if not self._outbox and self._writing.acquire(False):
+            try:
+                if not self._partial:
+                    # What the socket does not take is ahead of everything else: the first bytes of this message are gone.
+                    self._partial = [memoryview(bytes(part)) for part in self._send(parts)]
+                    if self._partial:
+                        self._want_writable()
+                    return [], 0
+            except OSError as error:
+                raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
+            finally:
+                self._writing.release()
+        return [memoryview(bytes(part)) for part in parts], size
+
+    def _write(self, item: list[memoryview]) -> bool:
+        try:
+            if self._partial:
+                self._partial = self._send(self._partial)
+                if self._partial:
+                    self._want_writable()
+                    return False
+            self._partial = self._send(item)
+        except OSError:
+            self._partial = []  # the reader will see the end, and says so to everyone
+            return True
+        if self._partial:
+            self._want_writable()
+        return True
+
+    def _send(self, parts: list[memoryview]) -> list[memoryview]:
+        """Write what the kernel takes; the rest."""
+        if self.reactor is not None:
+            self.reactor.warm_turns = WARM_TURNS
+        at = 0
+        while at < len(parts):
+            try:
+                sent = self._send_parts(parts[at : at + BUFFERS_MAX]) if len(parts) - at > 1 else self._send_bytes(parts[at])
+            except BlockingIOError:
+                break
+            self._bytes_sent += sent
+            while at < len(parts) and sent >= len(parts[at]):
+                sent -= len(parts[at])
+                at += 1
+            if sent:
+                parts[at] = parts[at][sent:]
+        return parts[at:]
+
+    def traffic(self) -> Traffic:
+        return Traffic(self._bytes_sent, self._bytes_received)
+
+    def own_outbox(self) -> None:
+        with self._writing:
+            self._partial = [memoryview(bytes(part)) for part in self._partial]
+            waiting = [self._outbox.popleft() for _ in range(len(self._outbox))]
+            # In front again: other threads append meanwhile.
+            self._outbox.extendleft(([memoryview(bytes(part)) for part in parts], size) for parts, size in reversed(waiting))
+
+    def _want_writable(self) -> None:
+        reactor = self.reactor
+        if reactor is not None and self._watched == select.EPOLLIN:
+            self._watched = select.EPOLLIN | select.EPOLLOUT
+            reactor.call_soon(self._watch)
+
+    def _watch(self) -> None:
+        if self.error is None and self.reactor is not None and not self.peer_hung_up:
+            self.reactor.watch(self._sock.fileno(), self._on_ready, self._watched)
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, events: int) -> None:
+        try:
+            if events == select.EPOLLIN:
+                self._read()
+                return
+            if events & select.EPOLLOUT:
+                self._go_on_writing()
+            if events & ~select.EPOLLOUT:
+                self._read()
+        except OSError as error:
+            self.close(PeerLostError(f"{self.peer} was lost: {self._why(error)}"))
+        except RemoteProtocolError as error:
+            self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {error}"))
+
+    def _go_on_writing(self) -> None:
+        if self._partial and self._writing.acquire(False):
+            try:
+                self._partial = self._send(self._partial)
+            finally:
+                self._writing.release()
+        if not self._partial:
+            self.drain()
+        if not self._partial and not self._outbox:
+            self._watched = select.EPOLLIN
+            if self._partial or self._outbox:  # by another thread that still saw us waiting for room
+                self._watched |= select.EPOLLOUT
+            self._watch()
+
+    def _read(self) -> None:
+        decoder = self._decoder
+        reactor = self.reactor
+        if reactor is not None:
+            reactor.warm_turns = WARM_TURNS
+        for _ in range(READS_PER_TURN):
+            destination = decoder.destination()
+            try:
+                count = self._recv_into(destination)
+            except BlockingIOError:
+                return
+            if not count:
+                self._hung_up()
+                return
+            self._bytes_received += count
+            frame = decoder.next_frame(count)
+            while frame is not None:
+                body, blocks = frame
+                for block in blocks:
+                    block.flags.writeable = False
+                self.on_message(body, blocks)
+                if self.error is not None:
+                    return
+                frame = decoder.next_frame() if decoder.more else None
+            if count < len(destination) and (self._tls is None or (count < RECORD_BYTES and not self._tls.has_more)):
+                return  # the socket is empty, most likely: epoll says when it is not
+        self._read_what_is_decrypted()
+
+    def _hung_up(self) -> None:
+        """The peer has, and all it sent over this lane was delivered."""
+        self.close(PeerLostError(f"{self.peer} hung up"))
+
+    def hang_up(self) -> None:
+        """Send nothing more, so that the peer ends too; what it still sends is read."""
+        self._short_bytes_max = -1
+        with contextlib.suppress(OSError):  # it is gone already
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)  # that of TLS would take what still comes for plain bytes
+
+    def stop_reading(self) -> None:
+        """The peer has hung up on this lane; it stays open all the same."""
+        self.peer_hung_up = True
+        if self.reactor is not None:
+            self.reactor.unwatch(self._sock.fileno())
+
+    def _read_what_is_decrypted(self) -> None:
+        """Next turn, as epoll does not tell of it."""
+        if self._tls is not None and self._tls.has_more and self.reactor is not None:
+            self.reactor.call_soon(self._go_on_reading)
+
+    def _go_on_reading(self) -> None:
+        if self.error is None and not self.peer_hung_up:
+            self._on_ready(select.EPOLLIN)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the peer owes an answer for too long; to be asked LOOKS_PER_BOUND times in the bound. Raises OSError."""
+        return self._silence.look(self._sock, now)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def attach(self, reactor: Reactor) -> None:
+        self.reactor = reactor
+        self._watch()
+        self._read_what_is_decrypted()
+        if self._partial or self._outbox:
+            self._want_writable()
+
+    def _end(self) -> None:
+        self._short_bytes_max = -1  # no more short way
+        if self.reactor is not None:
+            self.reactor.unwatch(self._sock.fileno())
+        self._sock.close()
+        self._partial = []
