@@ -11,6 +11,9 @@ One thread at a time leads: it holds `_lead` and turns the reactor.
 
 So a blocking call costs no thread switch, and a server answers whether or not its owner waits. A thread that already leads
 and waits again (a handler that makes a call) turns the same reactor, deeper.
+
+A stall (stall.py) is a leading thread that stays inside one handler. Nobody leading is none: an application that computes keeps
+nobody waiting for longer than it takes the progress thread to go on duty.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from shard.future import Future
 from shard.guest import Guest
 from shard.idle import PARK_S_MAX, Adaptive, Idle, Spin
 from shard.reactor import Reactor
+from shard.stall import STALL_BUDGET_S, StallDetector
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,10 +55,29 @@ logger = logging.getLogger("shard")
 
 
 class Driver:
-    """Owner of a reactor in a process whose threads belong to the user."""
+    """Owner of a reactor in a process whose threads belong to the user.
 
-    def __init__(self, polling: bool, name: str = "prpc") -> None:
-        self.reactor = Reactor(time.monotonic)
+    polling         waiting threads never sleep
+    name            of its threads, and in the log
+    stall_budget_s  a handler that keeps the reactor for more seconds is named in the log, with its stack; math.inf: none is
+    engine          packages and modules whose functions are no handlers
+
+    Raises ValueError for a budget that is not more than 0.
+    """
+
+    def __init__(
+        self, polling: bool, name: str = "prpc", stall_budget_s: float = STALL_BUDGET_S, engine: tuple[str, ...] = ("shard",)
+    ) -> None:
+        self.reactor = reactor = Reactor(time.monotonic)
+        self._stalls = StallDetector(
+            reactor,
+            lambda: self._leader,
+            stall_budget_s,
+            f"{name} (pid {os.getpid()})",
+            engine=engine,
+            progress=lambda: reactor.turns + reactor.parks + self._led,
+            handlers_only=True,
+        )
         self.polling = polling
         self.prompt = False  # requests may come in at any time: hand over to the progress thread at once, not lazily
         self._lead = threading.Lock()
@@ -73,6 +96,7 @@ class Driver:
         self.closing = False
         self._thread = threading.Thread(target=self._progress, name=f"{name}-progress", daemon=True)
         self._thread.start()
+        self._stalls.start()
 
     # -- waiting threads ---------------------------------------------------------------------------------------------
 
@@ -302,6 +326,7 @@ class Driver:
                 self._lead.release()
         else:
             logger.warning("a handler still runs %s s after close(): its thread is left to end by itself", CLOSE_TIMEOUT_S)
+        self._stalls.close()
 
 
 def _look_again() -> None:

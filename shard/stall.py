@@ -1,24 +1,29 @@
 """The watchdog of a reactor: a handler that keeps it from turning for longer than its budget is named, with its stack.
 
-A thread of its own looks twice per budget, so the reactor's path has nothing to do for it. Each look goes through a table:
+One thread of the process looks at each watched reactor twice per budget, so the reactor's path has nothing to do for it. Each
+look goes through a table:
 
     reactor                        same as at the last look   what it means
     parked, or nobody turns it     -                          it rests: whatever stall there was has ended
     turning                        no                         it moves: whatever stall there was has ended
     turning                        yes                        one turn since then; past the budget: a stall
+    turning, but in no handler     yes                        that too; with `handlers_only` it rests
 
 A stall is told when it is noticed, each time that it has doubled, and when it is over; REPORTS_PER_MINUTE stalls are told, the
 rest is counted. While the reactor is parked the looks are PARKED_LOOK_S apart: 0.02 % of a core. (To be woken at the end of each
 park would cost what was woken for its first microseconds.)
 
 One that is over within 1.5 budgets, or in the first PARKED_LOOK_S after a park, may go unseen; what is told lasted at least the
-budget. A process that was stopped (SIGSTOP, a
-frozen machine) in the middle of a handler cannot be told from one whose handler took so long.
+budget. A process that was stopped (SIGSTOP, a frozen machine) in the middle of a handler cannot be told from one whose handler
+took so long. A thread that turns the reactor and is in no handler has no core, or waits for the interpreter, which in inline mode
+(driver.py) the application's own threads may keep from it: hence `handlers_only`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import sys
 import threading
 import time
@@ -98,6 +103,10 @@ class StallCheck:
         self._tell_at_s = self.budget_s
         return finding
 
+    def saw(self, turns: int) -> bool:
+        """Whether that is the turn of the last look: if it goes on, check() may have something to tell."""
+        return turns == self._turn
+
     def _begin(self, now: float) -> None:
         self.stalls += 1
         self._stalled = True
@@ -119,11 +128,12 @@ class StallDetector:
 
     reactor       what is watched
     thread_ident  the thread that turns it, or what answers which one does at present (0: none, and then there is no stall)
-    budget_s      how long a turn may last, in seconds
+    budget_s      how long a turn may last, in seconds; math.inf: for ever, and then start() starts no thread
     name          begins every report: "shard 3"
     report        called with each report, in the watchdog's thread; a warning of logger "shard" by default
-    engine        packages whose frames are not what a user looks for: the outermost function of no such package is named
+    engine        packages and modules whose frames are not what a user looks for: the outermost function of none of them is named
     progress      changes whenever the reactor moves; for owners that move it without turns, or turn it in several threads
+    handlers_only  a thread that is in the engine's own functions alone does not stall
     """
 
     def __init__(
@@ -135,6 +145,7 @@ class StallDetector:
         report: Callable[[str], object] = logger.warning,
         engine: tuple[str, ...] = ("shard",),
         progress: Callable[[], int] | None = None,
+        handlers_only: bool = False,
     ) -> None:
         self._reactor = reactor
         self._thread_ident = thread_ident if callable(thread_ident) else lambda: thread_ident
@@ -142,10 +153,9 @@ class StallDetector:
         self._report = report
         self._engine = engine
         self._progress = progress or (lambda: reactor.turns + reactor.parks)
+        self._handlers_only = handlers_only
         self._check = StallCheck(budget_s)
         self._handler = "something"  # that the present stall was last seen in
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=f"{name}-stalls", daemon=True)
 
     @property
     def stalls(self) -> int:
@@ -159,29 +169,33 @@ class StallDetector:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._thread.start()
+        if math.isfinite(self._check.budget_s):
+            _watch.add(self)
 
     def close(self) -> None:
         """Watch no longer. From any thread; again: does nothing."""
-        self._closing.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
+        _watch.remove(self)
 
-    def _watch(self) -> None:
-        interval_s = self._check.budget_s / LOOKS_PER_BUDGET
-        while not self._closing.wait(PARKED_LOOK_S if self._reactor.parked else interval_s):
-            self._look(time.monotonic())
+    def next_look(self, now: float) -> float:
+        """When to look again."""
+        return now + (PARKED_LOOK_S if self._reactor.parked else self._check.budget_s / LOOKS_PER_BUDGET)
 
-    def _look(self, now: float) -> None:
+    def look(self, now: float) -> None:
+        """One look, by the thread that watches."""
         ident = self._thread_ident()
         progress = self._progress()
-        finding = self._check.check(now, progress, self._reactor.parked or not ident)
+        rests = self._reactor.parked or not ident
+        frame = None
+        if not rests and self._check.saw(progress):
+            frame = sys._current_frames().get(ident)
+            rests = self._handlers_only and not is_in_handler(frame, self._engine)
+        finding = self._check.check(now, progress, rests)
         if finding is None:
             return
         if finding.over:
             self._report(f"{self._name}: {self._handler} let the reactor go on after {finding.lasted_s:.2f} s")
             return
-        self._handler, stack = whereabouts(sys._current_frames().get(ident), self._engine)
+        self._handler, stack = whereabouts(frame, self._engine)
         if self._progress() != progress:
             self._handler, stack = "something that ended just now", ""
         untold = f" ({finding.untold} other stalls went untold in the last minute)" if finding.untold else ""
@@ -192,25 +206,93 @@ class StallDetector:
         )
 
 
+class _Watch:
+    """The thread that looks for all detectors of the process; there while one of them watches."""
+
+    def __init__(self) -> None:
+        self._due: dict[StallDetector, float] = {}  # when to look at whom
+        self._changed = threading.Condition(threading.RLock())  # held during a look: who has been removed is looked at no more
+        self._thread: threading.Thread | None = None
+
+    def add(self, detector: StallDetector) -> None:
+        """Look at it from now on."""
+        with self._changed:
+            self._due[detector] = detector.next_look(time.monotonic())
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="prpc-stalls", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, detector: StallDetector) -> None:
+        """Look at it no more; the thread ends with the last one."""
+        with self._changed:
+            thread = self._thread
+            if self._due.pop(detector, None) is None or self._due or thread is None:
+                return
+            self._thread = None
+            self._changed.notify()
+        if threading.current_thread() is not thread:
+            thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._thread is threading.current_thread():
+                now = time.monotonic()
+                for detector in [one for one, due in self._due.items() if due <= now]:
+                    if detector in self._due:  # else removed by what another one reports to
+                        self._due[detector] = detector.next_look(now)
+                        detector.look(now)
+                if self._due:
+                    self._changed.wait(max(0.0, min(self._due.values()) - time.monotonic()))
+
+
+_watch = _Watch()
+
+
+def _watch_anew() -> None:
+    """A child made by fork() has its parent's detectors, and no thread: it watches what it makes itself."""
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_watch_anew)
+
+
 def whereabouts(frame: FrameType | None, engine: tuple[str, ...] = ("shard",)) -> tuple[str, str]:
     """The handler that a reactor's thread is in, as "name (file:line)", and the stack from it inwards.
 
     The handler is the outermost function below the innermost turn that is of no package in `engine`; without such a function,
     the innermost one.
     """
-    inner: list[FrameType] = []  # innermost first, down to the reactor's own frames
-    while frame is not None and _module(frame) != _REACTOR:
-        inner.append(frame)
-        frame = frame.f_back
+    inner = _below_turn(frame)
     if not inner:
         return "the reactor itself", ""
-    foreign = [at for at, one in enumerate(inner) if _module(one).partition(".")[0] not in engine]
+    foreign = [at for at, one in enumerate(inner) if _is_foreign(one, engine)]
     shown = inner[: foreign[-1] + 1] if foreign else inner
     outermost = shown[-1] if foreign else inner[0]
     code = outermost.f_code
     handler = f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}:{outermost.f_lineno})"
     summary = traceback.StackSummary.extract((one, one.f_lineno) for one in reversed(shown[:FRAMES_MAX]))
     return handler, "".join(summary.format())
+
+
+def is_in_handler(frame: FrameType | None, engine: tuple[str, ...] = ("shard",)) -> bool:
+    """Whether a reactor's thread is in a function, below its innermost turn, that is of no package in `engine`."""
+    return any(_is_foreign(one, engine) for one in _below_turn(frame))
+
+
+def _below_turn(frame: FrameType | None) -> list[FrameType]:
+    """The frames from `frame` down to the reactor's own, innermost first; none where no reactor turns."""
+    inner = []
+    while frame is not None and _module(frame) != _REACTOR:
+        inner.append(frame)
+        frame = frame.f_back
+    return inner if frame is not None else []
+
+
+def _is_foreign(frame: FrameType, engine: tuple[str, ...]) -> bool:
+    module = _module(frame)
+    return not any(module == one or module.startswith(f"{one}.") for one in engine)
 
 
 def _module(frame: FrameType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -270,7 +271,7 @@ def test_nobody_turning_is_no_stall(clock: ManualClock) -> None:
     reports: list[str] = []
     detector = StallDetector(reactor, lambda: 0, 0.02, "idle", reports.append)
     for _ in range(10):
-        detector._look(clock.advance(1.0))
+        detector.look(clock.advance(1.0))
     assert reports == []
     detector.close()
     reactor.close()
@@ -283,12 +284,78 @@ def test_progress_without_turns_counts_where_its_owner_says_so(clock: ManualCloc
     detector = StallDetector(reactor, threading.get_ident(), 0.02, "led", reports.append, progress=lambda: led[0])
     for _ in range(10):
         led[0] += 1
-        detector._look(clock.advance(1.0))
+        detector.look(clock.advance(1.0))
     assert reports == []
-    detector._look(clock.advance(1.0))
+    detector.look(clock.advance(1.0))
     assert len(reports) == 1
     detector.close()
     reactor.close()
+
+
+def test_with_handlers_only_a_thread_between_handlers_is_left_alone(clock: ManualClock) -> None:
+    """It may lack a core, or the interpreter: the application's threads have as much of that as they like."""
+    reactor = Reactor(clock)
+    reports: list[str] = []
+    detector = StallDetector(reactor, threading.get_ident(), 0.02, "inline", reports.append, handlers_only=True)
+
+    def look_on() -> None:
+        for _ in range(4):
+            detector.look(clock.advance(1.0))
+
+    look_on()
+    assert reports == []
+    reactor.call_soon(look_on)
+    reactor.poll(clock())
+    assert "look_on" in reports[0]
+    assert detector.stalls == 1
+    detector.close()
+    reactor.close()
+
+
+def test_an_infinite_budget_starts_no_thread(clock: ManualClock) -> None:
+    reactor = Reactor(clock)
+    detector = StallDetector(reactor, threading.get_ident(), math.inf)
+    detector.start()
+    assert not watching_threads()
+    detector.close()
+    reactor.close()
+
+
+def watching_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "prpc-stalls"]
+
+
+def test_one_thread_watches_all_and_ends_with_the_last(clock: ManualClock) -> None:
+    reactors = [Reactor(clock) for _ in range(3)]
+    detectors = [StallDetector(reactor, threading.get_ident()) for reactor in reactors]
+    for detector in detectors:
+        detector.start()
+    assert len(watching_threads()) == 1
+    for detector in detectors:
+        assert len(watching_threads()) == 1
+        detector.close()
+        detector.close()
+    assert not watching_threads()
+    detectors[0].start()
+    assert len(watching_threads()) == 1, "it begins anew"
+    detectors[0].close()
+    for reactor in reactors:
+        reactor.close()
+
+
+def test_modules_of_the_engine_can_be_named_one_by_one(clock: ManualClock) -> None:
+    reactor = Reactor(clock)
+    seen: list[tuple[str, str]] = []
+
+    def handler() -> None:
+        seen.append(whereabouts(sys._getframe(), ("shard", __name__)))
+        seen.append(whereabouts(sys._getframe(), ("shard", __name__.rpartition(".")[0])))
+        seen.append(whereabouts(sys._getframe(), ("shard", "tests.shard.test_st")))
+
+    reactor.call_soon(lambda: ping(2, handler))
+    reactor.poll(clock())
+    reactor.close()
+    assert ["lambda" in name for name, _ in seen] == [False, False, True]
 
 
 def test_closing_ends_the_watch_whatever_the_reactor_does(patient: Patient) -> None:
@@ -297,5 +364,5 @@ def test_closing_ends_the_watch_whatever_the_reactor_does(patient: Patient) -> N
     patient.wait_for_report("has held the reactor for")
     patient.detector.close()
     patient.detector.close()
-    assert not patient.detector._thread.is_alive()
+    assert not watching_threads()
     release.set()
