@@ -5,6 +5,8 @@
     queued    CANCEL, the peer is lost            dropped
     running   it ends                             answered
     running   the deadline passes                 cut: the caller is told DEADLINE
+    queued    its server is closed                dropped: the caller is told STOPPING
+    running   its server was closed before        ended, its `finally` blocks run: the caller is told CANCELLED
     running   CANCEL; lost peer of a stream       ended, its `finally` blocks run; a unary call of a lost peer runs to its end
 
 So many tasks run at a time, so many calls and bytes wait (server.Bounds); what is over that is refused, and the caller told.
@@ -12,12 +14,15 @@ So many tasks run at a time, so many calls and bytes wait (server.Bounds); what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from prpc_engine.archive import Handover
 from prpc_engine.halves import Inbox, Window
+from prpc_engine.message import END, TO_CALLER
 from shard import Timer
 
 if TYPE_CHECKING:
@@ -34,8 +39,53 @@ class Job(msgspec.Struct, eq=False):
     key: int  # the method
     arguments: Sequence[Any]
     nbytes: int  # as it arrived
+    handovers: Sequence[Handover] = ()  # while it is queued: what its callers get back when it is dropped
     is_queued: bool = False
     inbox: Inbox | None = None  # of a stream
     window: Window | None = None
     cancel: Callable[[BaseException], object] | None = None  # set by the server as the job goes through its states
     timer: Timer | None = None
+
+
+class _Next(Generator[Any, Any, Any]):
+    """The next item of an async generator. Closing a task that awaits it closes the generator too; closing one that awaits
+    __anext__() leaves that generator "running" for ever, before Python 3.13."""
+
+    def __init__(self, items: AsyncGeneratorType[Any, None]) -> None:
+        self._step = items.__anext__()
+
+    def __await__(self) -> _Next:
+        return self
+
+    def send(self, value: Any) -> Any:
+        return self._step.send(value)
+
+    def throw(self, *raised: Any) -> Any:
+        return self._step.throw(*raised)
+
+
+async def pump(job: Job, items: Generator[Any, None, Any] | AsyncGeneratorType[Any, None]) -> None:
+    """Send what a handler yields, as far as its caller takes it."""
+    window, peer, call_id = job.window, job.peer, job.call_id
+    assert window is not None
+    try:
+        if not isinstance(items, AsyncGeneratorType):
+            for item in items:
+                while (credit := window.take()) is not None:
+                    await credit
+                peer.send_item(call_id, TO_CALLER, item)
+        else:
+            while True:
+                try:
+                    item = await _Next(items)
+                except StopAsyncIteration:
+                    return
+                while (credit := window.take()) is not None:
+                    await credit
+                peer.send_item(call_id, TO_CALLER, item)
+    finally:
+        peer.send_note(END, call_id, TO_CALLER, window.sent)  # ahead of the answer, which may overtake items
+        if not isinstance(items, AsyncGeneratorType):
+            items.close()
+        else:
+            await items.aclose()

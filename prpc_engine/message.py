@@ -2,9 +2,12 @@
 
     offset  size  field       meaning
          0     1  kind        REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END
-         1     1  side        ITEM, CREDIT, END: 0 from the caller, 1 to the caller; else 0
+         1     1  side        ITEM, CREDIT, END: 0 from the caller, 1 to the caller;
+                              OPEN: 1 when the caller sends no items before it gets credit (NO_CREDIT); else 0
          2     2  status      FAILURE: a Status; else 0
-         4     4  target      REQUEST, NOTIFY, OPEN: the number the master gave the server; CREDIT: how many; else 0
+         4     4  target      REQUEST, NOTIFY, OPEN: the number the master gave the server; CREDIT: how many;
+                              ITEM: its number in this direction, from 0 on; END: how many items there were; both modulo 2**32;
+                              else 0
          8     8  call_id     pairs what belongs to one request of the caller on this connection; 0 for NOTIFY
         16     4  method      REQUEST, NOTIFY, OPEN: CRC-32 of the method's name; else 0
         20     4  timeout_ms  REQUEST, OPEN: how long the caller waits; 0: as long as the connection lasts
@@ -12,7 +15,10 @@
                               FAILURE: [type name, message, traceback]
 
 A call is a REQUEST, answered by one REPLY or FAILURE. A stream is an OPEN, then ITEMs of both sides as far as the other's CREDIT
-goes (stream.py), the caller's END, and at last the server's REPLY or FAILURE. CANCEL gives either up.
+goes (stream.py), an END of each side that sent any, and at last the server's REPLY or FAILURE. CANCEL gives either up.
+
+Large messages and small ones may overtake each other (shard/transport). So items have numbers; END and CANCEL go over every lane,
+and may arrive more than once; and the caller sends no item that could overtake a large OPEN.
 
 All integers little-endian. Incarnation and version belong to the connection and were checked in its handshake. A method goes by
 number because a name would cost both sides more than the rest of the header; a server whose names collide is refused.
@@ -28,6 +34,7 @@ HEADER = struct.Struct("<BBHIQII")
 assert HEADER.size == 24  # the table above
 REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END = range(1, 10)
 FROM_CALLER, TO_CALLER = 0, 1
+WITH_CREDIT, NO_CREDIT = 0, 1
 TIMEOUT_S_MAX = 4_000_000.0  # 46 days: milliseconds that 32 bits hold
 
 

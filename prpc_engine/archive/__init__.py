@@ -7,6 +7,7 @@
                                                                the other end the memory that it arrived in; dtypes.py, tensors.py
     dataclasses, Structs, NamedTuples, Enums, other classes    the body, after register(Class) on both sides: classes.py
     any other object                                           a pickle, where both sides said allow_pickle=True: pickles.py
+    the value of a Lazy                                        as without Lazy; inside of one process the very object: lazy.py
 
 Anything else is refused with BadArguments, which says where in the value it stands. All types come back as they were, but:
 bytearray and memoryview as bytes, subclasses of arrays as arrays; arrays read-only, C or Fortran order kept, others in C order.
@@ -25,7 +26,7 @@ from prpc_engine.archive.classes import register
 from prpc_engine.archive.codec import Archive
 from prpc_engine.archive.decoder import DECODE_ERRORS, Decoder
 from prpc_engine.archive.encoder import Encoder
-from prpc_engine.archive.lazy import Lazy
+from prpc_engine.archive.lazy import Handover, Lazy, handovers_in
 from prpc_engine.archive.wire import ArchiveError, PickleRefused
 
 __all__ = [
@@ -34,10 +35,12 @@ __all__ = [
     "ArchiveError",
     "Decoder",
     "Encoder",
+    "Handover",
     "Lazy",
     "PickleRefused",
     "encode",
     "encode_arguments",
+    "handovers_in",
     "register",
 ]
 

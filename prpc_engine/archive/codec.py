@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from prpc_engine.archive.compression import compress, compressor_of
 from prpc_engine.archive.decoder import Decoder
-from prpc_engine.archive.encoder import Encoder, Message
-from prpc_engine.archive.lazy import Lazy
+from prpc_engine.archive.encoder import Block, Encoder, Message
+from prpc_engine.archive.lazy import handovers_in
+from prpc_engine.archive.wire import ArchiveError
+from prpc_engine.errors import BadArguments
 from shard import DEFAULT_LIMITS, Limits
-
-# What nobody can change: it may be the same object for sender and receiver.
-_IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class Archive:
@@ -22,13 +19,23 @@ class Archive:
 
     `allow_pickle`: send any object to a peer, and run what it pickled: only for authenticated peers who agreed to the same.
     `compression`: None, "zlib", "zstd" or "lz4", of what is sent; what comes may be any of them that is installed.
+    `in_process`: the peer is in this process, and gets the very object of a Lazy; for_peer() when it turns out that it is not.
     Raises ConfigError for a compression that is not there.
     """
 
-    def __init__(self, *, allow_pickle: bool = False, compression: str | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        *,
+        allow_pickle: bool = False,
+        compression: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        in_process: bool = False,
+    ) -> None:
         self.allow_pickle = allow_pickle
         self.compression = compression
-        encoder = Encoder(allow_pickle=allow_pickle)
+        self.in_process = in_process
+        self._limits = limits
+        encoder = Encoder(allow_pickle=allow_pickle, in_process=in_process)
         decoder = Decoder(allow_pickle=allow_pickle, limits=limits)
         # The bound methods themselves: one call less for each message.
         self.encode: Callable[[Any], Message] = encoder.encode
@@ -40,16 +47,13 @@ class Archive:
         self.decode = decoder.decode
         self.decode_plain = decoder.decode_plain
 
-    def hand_over(self, values: tuple[Any, ...]) -> list[Any]:
-        """What a server in this process gets instead of a message: of a Lazy the very object, of everything else what it would
-        get from another process. Raises BadArguments for what could not be sent, before any Lazy has given its value up."""
-        copies = [value if type(value) in _IMMUTABLE or type(value) is Lazy else self._copy(value) for value in values]
-        for value in values:
-            if type(value) is Lazy:
-                _ = value.value  # raises when it is gone
-        return [value.take() if type(value) is Lazy else value for value in copies]
-
-    def _copy(self, value: Any) -> Any:
-        body, blocks = self.encode(value)
-        own = [np.frombuffer(block.tobytes(), np.uint8) for block in blocks]
-        return self.decode(body, own)
+    def for_peer(self, body: bytes, blocks: Sequence[Block]) -> Message:
+        """Arguments that were encoded with `in_process`, as this peer can read them: where it is another process, what their
+        Lazies hold is encoded now. Raises BadArguments."""
+        if self.in_process or not handovers_in(blocks):
+            return body, blocks
+        decoder = Decoder(allow_pickle=self.allow_pickle, limits=self._limits, peeks=True)
+        try:
+            return self.encode_arguments(tuple(decoder.decode(body, blocks)))
+        except ArchiveError as error:
+            raise BadArguments(f"the arguments cannot be encoded for another process: {error}") from error

@@ -21,6 +21,7 @@ from prpc_engine.archive import pickles, tensors
 from prpc_engine.archive.classes import by_name
 from prpc_engine.archive.compression import expand
 from prpc_engine.archive.dtypes import CHECKED_KINDS, Spec, check_items, dtype_of
+from prpc_engine.archive.lazy import Handover, handovers_in
 from prpc_engine.archive.wire import (
     ARRAY,
     BYTES,
@@ -30,6 +31,7 @@ from prpc_engine.archive.wire import (
     COMPRESSED,
     EXTENSION_DEPTH_MAX,
     FROZENSET,
+    HANDOVER,
     INTEGER,
     INTEGER_BYTES_MAX,
     MAP,
@@ -42,6 +44,7 @@ from prpc_engine.archive.wire import (
     ArchiveError,
     PickleRefused,
 )
+from prpc_engine.errors import BadArguments
 from shard import DEFAULT_LIMITS, Limits
 
 _COMPLEX = struct.Struct("<dd")
@@ -85,10 +88,12 @@ _decode_tensor = msgspec.msgpack.Decoder(_TensorHeader).decode
 class Decoder:
     """Reads values back. Not thread-safe: one per connection.
 
-    `allow_pickle`: this side runs what the peer has pickled. `limits`: how far a compressed message may expand.
+    `allow_pickle`: this side runs what the peer has pickled. `limits`: how far a compressed message may expand. `peeks`: leaves
+    its value to a Lazy of this process.
     """
 
-    def __init__(self, *, allow_pickle: bool = False, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, *, allow_pickle: bool = False, limits: Limits = DEFAULT_LIMITS, peeks: bool = False) -> None:
+        self._peeks = peeks
         self.allow_pickle = allow_pickle
         self.limits = limits
         self._blocks: Sequence[NDArray[np.uint8]] = _NO_BLOCKS
@@ -115,16 +120,19 @@ class Decoder:
             TENSOR: self._tensor,
             PICKLE: self._pickle,
             COMPRESSED: self._compressed,
+            HANDOVER: self._handover,
         }
 
     def decode(self, body: memoryview | bytes, blocks: Sequence[NDArray[np.uint8]]) -> Any:
-        """The value that encode() or encode_arguments() was given. Raises ArchiveError."""
+        """The value that encode() or encode_arguments() was given. Raises ArchiveError, and then no Lazy has lost its value."""
         self._blocks = blocks
         try:
             return self._decode(body)
-        except ArchiveError:
-            raise
         except Exception as error:
+            for handover in handovers_in(blocks):
+                handover.give_back()
+            if isinstance(error, ArchiveError):
+                raise
             raise ArchiveError(f"{type(error).__name__}: {error}") from error
         finally:
             self._blocks = _NO_BLOCKS
@@ -235,6 +243,15 @@ class Decoder:
         if type(data) is not bytes or type(numbers) is not list:
             raise ArchiveError("pickle without bytes or buffers")
         return pickles.load(data, [self._block_to_copy(number) for number in numbers])
+
+    def _handover(self, payload: memoryview) -> Any:
+        block = self._block(_decode_number(payload))
+        if type(block) is not Handover:
+            raise ArchiveError("an object of this process, named by another process")
+        try:
+            return block.peek() if self._peeks else block.claim()
+        except BadArguments as error:
+            raise ArchiveError(str(error)) from error
 
     def _compressed(self, payload: memoryview) -> Any:
         if self._depth > 1 or self._copied:

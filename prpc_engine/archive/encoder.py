@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prpc_engine.archive import pickles, tensors
 from prpc_engine.archive.classes import Entry, by_class
 from prpc_engine.archive.dtypes import EMPTY_ITEMS_MAX, spec_of
-from prpc_engine.archive.lazy import Lazy
+from prpc_engine.archive.lazy import Handover, Lazy
 from prpc_engine.archive.wire import (
     ARRAY,
     BUILT_IN,
@@ -28,6 +28,7 @@ from prpc_engine.archive.wire import (
     COMPLEX,
     DEPTH_MAX,
     FROZENSET,
+    HANDOVER,
     INTEGER,
     INTEGER_BYTES_MAX,
     MAP,
@@ -40,8 +41,9 @@ from prpc_engine.archive.wire import (
 )
 from prpc_engine.errors import BadArguments
 
-Blocks = list[NDArray[np.uint8]]
-Message = tuple[bytes, Sequence[NDArray[np.uint8]]]
+Block = NDArray[np.uint8]
+Blocks = list[Block]
+Message = tuple[bytes, Sequence[Block]]
 Convert = Callable[[Any, Blocks, int], Any]
 
 _COMPLEX = struct.Struct("<dd")
@@ -101,11 +103,13 @@ def _arguments_quickly(walk: Callable[[tuple[Any, ...]], Message]) -> Callable[[
 class Encoder:
     """Turns values into messages. Keeps nothing between two: any thread may use it.
 
-    `allow_pickle`: other objects travel as a pickle, to peers who agreed to that.
+    `allow_pickle`: other objects travel as a pickle, to peers who agreed to that. `in_process`: the receiver is this process, and
+    gets the very object of a Lazy.
     """
 
-    def __init__(self, *, allow_pickle: bool = False) -> None:
+    def __init__(self, *, allow_pickle: bool = False, in_process: bool = False) -> None:
         self.allow_pickle = allow_pickle
+        self.in_process = in_process
         # Body and blocks of one value. Raises BadArguments for what cannot be sent.
         self.encode: Callable[[Any], Message] = _quickly(self._encode_walked)
         # Body and blocks of a call's positional arguments; they arrive as a list. Raises BadArguments.
@@ -125,7 +129,7 @@ class Encoder:
             frozenset: self._frozenset,
             complex: self._complex,
             np.ndarray: self._array,
-            Lazy: self._lazy,
+            Lazy: self._hand_over if in_process else self._lazy,
         }
 
     def _encode_walked(self, value: Any) -> Message:
@@ -150,7 +154,7 @@ class Encoder:
     def _exactly(self) -> Encoder:
         """This encoder, but one that looks at every integer."""
         if self._exact is None:
-            exact = Encoder(allow_pickle=self.allow_pickle)
+            exact = Encoder(allow_pickle=self.allow_pickle, in_process=self.in_process)
             exact._plain = self._plain - {int}
             exact._keys = self._keys - {int}
             self._exact = exact
@@ -225,9 +229,13 @@ class Encoder:
         return _Ext(COMPLEX, _COMPLEX.pack(value.real, value.imag))
 
     def _lazy(self, value: Lazy, blocks: Blocks, depth: int) -> Any:
-        if value.is_handed_over:
-            raise _Unsendable(value, "is a Lazy that was handed over already, to a server in this process: make a new one")
+        _check_full(value)
         return self._convert(value.value, blocks, depth)
+
+    def _hand_over(self, value: Lazy, blocks: Blocks, depth: int) -> Any:
+        _check_full(value)
+        blocks.append(Handover(value))
+        return _Ext(HANDOVER, _encode(len(blocks) - 1))
 
     def _array(self, value: NDArray[Any], blocks: Blocks, depth: int) -> Any:
         dtype = value.dtype
@@ -299,6 +307,11 @@ class Encoder:
         numbers = list(range(len(blocks), len(blocks) + len(buffers)))
         blocks += buffers
         return _Ext(PICKLE, _encode((self._bytes(data, blocks, 0), numbers)))
+
+
+def _check_full(value: Lazy) -> None:
+    if value.is_handed_over:
+        raise _Unsendable(value, "is a Lazy that was handed over already, to a receiver in this process: make a new one")
 
 
 def _memory(array: NDArray[Any]) -> NDArray[np.uint8]:

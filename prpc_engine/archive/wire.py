@@ -15,8 +15,9 @@
       12  tensor               MessagePack [library, block number, dtype, shape]: C order, see tensors.py
       13  pickle               MessagePack [bytes or block number, block numbers of its buffers]: see pickles.py
       14  compressed message   MessagePack [algorithm, body size, sizes of the blocks]: see compression.py
+      15  object of a Lazy     MessagePack block number: of a block that only comes from this very process, see lazy.py
 
-A dtype is written as dtypes.py says. Codes 0 and 15 to 127 are free; -1 is MessagePack's own timestamp.
+A dtype is written as dtypes.py says. Codes 0 and 16 to 127 are free; -1 is MessagePack's own timestamp.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 from prpc_engine.errors import Rejected
 
 TUPLE, ARRAY, BYTES, INTEGER, SCALAR, COMPLEX = 1, 2, 3, 4, 5, 6
-SET, FROZENSET, MAP, CLASS, STRINGS, TENSOR, PICKLE, COMPRESSED = 7, 8, 9, 10, 11, 12, 13, 14
+SET, FROZENSET, MAP, CLASS, STRINGS, TENSOR, PICKLE, COMPRESSED, HANDOVER = 7, 8, 9, 10, 11, 12, 13, 14, 15
 
 # Longer bytes travel as a block, so that a large payload is not copied through the encoder.
 BYTES_INLINE_MAX = 16 << 10

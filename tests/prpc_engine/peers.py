@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from prpc_engine.archive import Archive
 from prpc_engine.call import Call
 from prpc_engine.message import method_key
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
-from shard import Limits, Reactor, Slab
+from shard import DEFAULT_LIMITS, Limits, Reactor, Slab
 from shard.transport.memory import pair
 
 TARGET = 16
@@ -28,14 +30,17 @@ class Route:
 class Pair:
     """`client` asks what `served` serves."""
 
-    def __init__(self, server: Server, waiter: Any = None) -> None:
+    def __init__(
+        self, server: Server, waiter: Any = None, clock: Callable[[], float] = time.monotonic, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         self.server = server
-        self.reactor = Reactor(time.monotonic)
+        self.clock = clock
+        self.reactor = Reactor(clock)
         self.slab = Slab()
-        one, two = pair(Limits(), self.slab)
+        one, two = pair(limits, self.slab)
         self.lost: list[Peer] = []
-        self.client = Peer(one, self.reactor, waiter, {}, self.lost.append)
-        self.served = Peer(two, self.reactor, None, {TARGET: server}, self.lost.append)
+        self.client = Peer(one, self.reactor, waiter, {}, self.lost.append, Archive(in_process=True))
+        self.served = Peer(two, self.reactor, None, {TARGET: server}, self.lost.append, Archive(in_process=True))
         for connection in (one, two):
             connection.attach(self.reactor)
 
@@ -46,7 +51,7 @@ class Pair:
     def turn(self) -> None:
         """Turn the reactor until all is quiet."""
         for _ in range(TURNS):
-            self.reactor.poll(time.monotonic())
+            self.reactor.poll(self.clock())
 
     def close(self) -> None:
         """Hang up and let go of everything."""
