@@ -58,12 +58,19 @@ class Call(Future):
         """Complete with an error, whatever could still be tried."""
         return Future.set_error(self, error)
 
-    def cancel(self, error: BaseException | None = None) -> bool:
-        """Wait no longer, and tell the server: what is queued there is dropped, a task ended, a plain function runs to its end.
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether it is in a connection's table, which sees to its deadline."""
+        return self.table is not None and self.call_id in self.table.in_flight
 
-        Completes with `error`, Cancelled by default. False when it was done before."""
+    def withdraw(self) -> None:
+        """Tell the server that nobody waits: what is queued there is dropped, a task ended, a plain function runs to its end."""
         if self.table is not None and self.table.in_flight.pop(self.call_id, None) is not None:
             self.table.send_cancel(self.call_id)
+
+    def cancel(self, error: BaseException | None = None) -> bool:
+        """Wait no longer, and withdraw() it. Completes with `error`, Cancelled by default. False when it was done before."""
+        self.withdraw()
         return self.set_error(error or Cancelled(f"{self.asked[0]!r} was cancelled by its caller"))
 
     def abandon(self) -> None:

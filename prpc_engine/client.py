@@ -1,66 +1,53 @@
 """A client: one service by name, the servers that answer to it, and what it does when one does not.
 
-    attempt      the Balancer picks a server; its Peer sends the request
-    failure      the Balancer hears of it; RetryState decides (retry.py): again, elsewhere or later, or the error
+    fast path    the server is connected and takes the request: the Balancer picks, its Peer sends, in the calling thread
+    slow path    everything else: a pending call is handed to the Mender (mender.py), which connects, asks the master, waits and
+                 sends; the calling thread has its future at once
+    failure      the Mender hears of it, and RetryState decides (retry.py): again, elsewhere or later, or the error
 
-Failures are looked at by one thread of the client, its mender: deciding may mean to ask a server whether the method is
-idempotent, to connect, or to ask the master who serves now, and none of that may hold up the reactor. The call keeps its future
-and its deadline.
+Whatever happens to a call, it keeps its future and its deadline.
 """
 
 from __future__ import annotations
 
-import queue
+import logging
 import random
-import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Sized
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.balance import Balancer, BalancerStatistics, Outcome, outcome_of
-from prpc_engine.call import NEVER, TIMEOUT_S, Call
+from prpc_engine.balance import BalancerStatistics
+from prpc_engine.call import TIMEOUT_S, Call
 from prpc_engine.dealer import Dealer
+from prpc_engine.directory import Directory
 from prpc_engine.master.registry import ServerEntry
+from prpc_engine.mender import Contact, Mender, Notice
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
-from prpc_engine.peer import Peer, wait_in_ms
-from prpc_engine.retry import GiveUp, RetryBudget, RetryPolicy, RetryState, is_retriable
+from prpc_engine.peer import Peer
+from prpc_engine.retry import RetryPolicy
+from prpc_engine.route import Route
 from prpc_engine.server import DESCRIBE, HEALTH
 from prpc_engine.stream import Stream
 from prpc_engine.stub import P, bind
-from shard import VALUE, Future, ShmFull
+from shard import VALUE, Future
 
-CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address
-REFRESH_S_MIN = 0.05  # between two looks at the master, as long as the servers known here may do
-DESCRIBE_SERVERS_MAX = 3  # that are asked, one after the other
-DESCRIBE_TIMEOUT_S = 1.0  # for a server to say whether a method is idempotent, before a failed call of it is given up
+logger = logging.getLogger("prpc")
 
 
-class Route:
-    """The way to one server: its entry at the master, and the peer once connected."""
+@dataclass(frozen=True)
+class ClientStatistics(BalancerStatistics):
+    """Who gets no calls and why; what was sent more than once, and what waits."""
 
-    __slots__ = ("entry", "is_local", "peer", "rank", "server_id", "target", "text")
-
-    def __init__(self, entry: ServerEntry, is_local: bool) -> None:
-        self.entry = entry
-        self.server_id = entry.server_id
-        self.rank = entry.rank
-        self.is_local = is_local
-        self.target = entry.target
-        self.peer: Peer | None = None
-        self.text = f"server {entry.server_id} of {entry.service!r} (rank {entry.rank})"
-
-    @property
-    def in_flight(self) -> Sized:
-        """Calls that wait for the node it lives on."""
-        return self.peer.calls.in_flight if self.peer is not None else ()
-
-    def __str__(self) -> str:
-        return self.text
+    waiting: int  # calls that wait for a connection, or for another attempt, before they leave for the first time
+    retries: int  # attempts after one that may have reached a server
+    retries_refused: int  # for the budget
+    hedges: int = 0  # sent
+    hedges_won: int = 0  # of those, how many answered first
+    hedges_refused: int = 0  # for the budget
 
 
 class RpcClient:
@@ -71,6 +58,8 @@ class RpcClient:
     so by the server (prpc_engine.idempotent), or named in create_client(). Calls of a named server are never repeated.
 
     Every verb raises the errors of prpc_engine.errors; `timeout_s` is in seconds, None waits as long as the connection lasts.
+    submit() and notify() never wait, not for a connection either. What is wrong with the arguments, and that the client is
+    closed, they raise themselves; everything else is the outcome of the future.
     """
 
     def __init__(
@@ -86,24 +75,18 @@ class RpcClient:
         self.name = name
         self._node = node
         self._wait = node.wait
-        self._lookup = lookup
         self._keys: dict[str, int] = {}
-        self._refreshing = threading.Lock()
         self._closed = False
-        self._random = random.Random()
-        self._policy = retry or RetryPolicy()
-        self._budget = RetryBudget(guard=threading.Lock())
-        self._count_call = self._budget.count_call
-        self._idempotent: dict[str, bool] = dict.fromkeys(idempotent, True)
-        self._described = False
         self._routes: dict[int, Route] = {}
         self._only: Route | None = None
-        self._balancer: Balancer[Route] = Balancer((), self._random, balance, guard=threading.Lock())
-        self._ailing = self._balancer.ailing
-        self._refreshed = 0.0  # when the master was last asked
-        self._failures: queue.SimpleQueue[tuple[Call, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._mender: threading.Thread | None = None
-        self._set_routes(entries)
+        source = random.Random()
+        self._directory = Directory(name, node, lookup, balance, source)
+        self._directory.on_change = self._set_routes
+        self._pick, self._to, self._by = self._directory.pick, self._directory.to, self._directory.by
+        self._ailing = self._directory.balancer.ailing
+        self._mender = Mender(self, self._directory, node, retry or RetryPolicy(), source, idempotent)
+        self._count_call = self._mender.budget.count_call
+        self._directory.set_entries(entries)
 
     def __str__(self) -> str:
         return repr(self.name)
@@ -111,7 +94,7 @@ class RpcClient:
     @property
     def server_ids(self) -> tuple[int, ...]:
         """Of the servers known here, sorted."""
-        return tuple(sorted(self._routes))
+        return self._directory.server_ids
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -122,9 +105,15 @@ class RpcClient:
         """The id of the first server on that node, or None."""
         return min((route.server_id for route in self._routes.values() if route.rank == rank), default=None)
 
-    def statistics(self) -> BalancerStatistics:
-        """Which servers get no calls at present, and why."""
-        return self._balancer.statistics(time.monotonic())
+    def statistics(self) -> ClientStatistics:
+        """A snapshot."""
+        budget = self._mender.budget
+        return ClientStatistics(
+            **vars(self._directory.balancer.statistics(time.monotonic())),
+            waiting=self._mender.waiting,
+            retries=budget.taken,
+            retries_refused=budget.refused,
+        )
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
@@ -133,21 +122,26 @@ class RpcClient:
         call = self._request(method, args, timeout_s, True)
         if not call.finished:
             self._wait(call, None)  # the call ends by its own deadline
-        return call._outcome if call.finished == VALUE else call.result()
+        if call.finished == VALUE:
+            return call._outcome
+        failed = [call]
+        del call  # else error, traceback, this frame and the call hold each other until a collection of garbage
+        return failed.pop().result()
 
     def submit(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
         """The future of the method's result: .result(timeout_s), .done(), .cancel(), or await."""
         return self._request(method, args, timeout_s, False)
 
     def notify(self, method: str, *args: Any) -> None:
-        """Send and do not ask for an answer: at most once, and nobody says when it failed there (the server logs it)."""
-        route = self._only or self._pick()
-        self._connected(route).notify(route, method, self._key(method), args)
+        """Send and do not ask for an answer: at most once, and nobody says when it failed there (the server logs it).
+
+        Where the server is not connected yet, it leaves later: that it could not is logged then. Order is kept among messages
+        below 256 KiB; over tcp a small one may overtake a larger one: call() where order matters."""
+        self._notify(self._only or self._pick(), method, args, True)
 
     def notify_to(self, server_id: int, method: str, *args: Any) -> None:
         """As notify(), of one server."""
-        route = self._route_to(server_id)
-        self._connected(route).notify(route, method, self._key(method), args)
+        self._notify(self._to(server_id), method, args, False)
 
     def broadcast(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> list[Any]:
         """The method's result from every server known here, in order of server id. Raises the first error."""
@@ -157,29 +151,30 @@ class RpcClient:
 
     def call_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """As call(), of one server."""
-        return self._request_to(self._route_to(server_id), method, args, timeout_s, True).result()
+        return self._request_to(self._to(server_id), method, args, timeout_s, True).result()
 
     def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
         """As submit(), of one server."""
-        return self._request_to(self._route_to(server_id), method, args, timeout_s, False)
+        return self._request_to(self._to(server_id), method, args, timeout_s, False)
 
     def call_by(self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """As call(), of the server that owns `key` among those known here: equal keys go to one server as long as all stay."""
-        return self._request_to(self._route_by(key), method, args, timeout_s, True).result()
+        return self._request_to(self._by(key), method, args, timeout_s, True).result()
 
     def submit_by(self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
         """As submit(), of the server that owns `key`."""
-        return self._request_to(self._route_by(key), method, args, timeout_s, False)
+        return self._request_to(self._by(key), method, args, timeout_s, False)
 
     def stream(self, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
-        """Begin a stream: iterate over what the method yields, send() what it takes (stream.py). `timeout_s` is for all of it."""
-        route = self._only or self._pick()
-        return self._connected(route).open(route, method, self._key(method), args, timeout_s)
+        """Begin a stream: iterate over what the method yields, send() what it takes (stream.py). `timeout_s` is for all of it.
+
+        Where the server is not connected yet, this waits until it is: a thread, or a handler, drives the reactor meanwhile, but
+        an asyncio loop stands still. Where that matters, await a call of that server before."""
+        return self._stream(self._only or self._pick(), method, args, timeout_s, True)
 
     def stream_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
         """As stream(), of one server."""
-        route = self._route_to(server_id)
-        return self._connected(route).open(route, method, self._key(method), args, timeout_s)
+        return self._stream(self._to(server_id), method, args, timeout_s, False)
 
     def bind(
         self,
@@ -207,15 +202,14 @@ class RpcClient:
     def refresh(self) -> None:
         """Ask the master who serves now. By itself a client is told of servers that come and go, and asks when a call fails."""
         self._check_open()
-        self._refresh()
+        self._directory.refresh()
 
     def close(self) -> None:
-        """Call no more; connections stay, they belong to the service."""
+        """Call no more: what waits for a connection or another attempt ends with Closed. Connections stay, they belong to the
+        service; what is in flight over them is answered."""
         self._closed = True
-        self._routes = {}
-        self._only = None
-        self._balancer.set_routes(())
-        self._failures.put(None)
+        self._directory.close()
+        self._mender.close()
 
     def __enter__(self) -> RpcClient:
         return self
@@ -238,225 +232,74 @@ class RpcClient:
         self._count_call()
         route = self._only or self._pick()
         peer = route.peer
-        if peer is not None and not peer.lost and not self._ailing:
-            try:
-                return peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, self)
-            except (errors.NotSent, errors.Backpressure) as error:
-                return self._request_again(route, error, method, args, timeout_s, stable)
-        return self._request_again(route, None, method, args, timeout_s, stable)
+        if peer is None or peer.lost:
+            peer = self._mender.peer_at_once(route)
+            if peer is None:
+                self._check_method(method)
+                return self._mender.begin(route, method, args, timeout_s, stable, True)
+        try:
+            call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, self)
+        except (errors.NotSent, errors.Backpressure) as error:
+            return self._mender.begin(route, method, args, timeout_s, stable, True, error)
+        if self._ailing:
+            call.add_done_callback(self._mender.answered)
+        return call
 
     def _request_to(self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool) -> Call:
         peer = route.peer
         if peer is None or peer.lost:
-            peer = self._connected(route)
+            peer = self._mender.peer_at_once(route)
+            if peer is None:
+                self._check_method(method)
+                return self._mender.begin(route, method, args, timeout_s, stable, False)
         return peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, None)
 
-    def _request_again(
-        self,
-        route: Route,
-        error: errors.RpcError | None,
-        method: str,
-        args: tuple[Any, ...],
-        timeout_s: float | None,
-        stable: bool,
-    ) -> Call:
-        """A request that has not left yet, by the thread that calls: connect, or go to another server."""
-        wait_in_ms(timeout_s)  # refuse what no attempt could have
-        started = time.monotonic()
-        deadline = NEVER if timeout_s is None else started + timeout_s
-        state: RetryState[Route] | None = None
-        while True:
-            if error is None:
-                try:
-                    left_s = self._policy.timeout_s(time.monotonic(), deadline)
-                    call = self._connected(route).request(route, method, self._key(method), args, left_s, stable, self)
-                    call.overall = deadline
-                    if self._ailing:
-                        call.add_done_callback(self._answered)
-                    return call
-                except (errors.NotSent, errors.Backpressure) as raised:
-                    error = raised
-            now = time.monotonic()
-            self._report(route, error, now)
-            state = state or RetryState(self._policy, self._budget, self._random, method, started)
-            decided = state.decide(error, route, now, deadline, False)
-            if isinstance(decided, GiveUp):
-                raise state.final_error(error, decided, now)
-            time.sleep(decided.delay_s)
-            self._refresh_quietly()
-            route = self._pick(decided.avoid)
-            error = None
+    def _notify(self, route: Route, method: str, args: tuple[Any, ...], may_go_elsewhere: bool) -> None:
+        peer = route.peer
+        if peer is None or peer.lost:
+            peer = self._mender.peer_at_once(route)
+        if peer is not None:
+            peer.notify(route, method, self._keys.get(method) or self._key(method), args)
+            return
+        self._check_method(method)
+        call = self._mender.begin(route, method, args, TIMEOUT_S, False, may_go_elsewhere, kind=Notice)
+        call.add_done_callback(_log_unsent)
+
+    def _stream(
+        self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, may_go_elsewhere: bool
+    ) -> Stream:
+        peer = route.peer
+        if peer is None or peer.lost:
+            peer = self._mender.peer_at_once(route)
+        if peer is None:
+            within_s = TIMEOUT_S if timeout_s is None else timeout_s
+            route, peer = self._mender.begin(route, method, (), within_s, True, may_go_elsewhere, kind=Contact).result()
+            assert isinstance(peer, Peer)
+        return peer.open(route, method, self._key(method), args, timeout_s)
 
     def _key(self, method: str) -> int:
-        if not isinstance(method, str):
-            raise errors.BadArguments(f"a method's name is a str, not {type(method).__name__} ({method!r})")
+        self._check_method(method)
         key = self._keys[method] = method_key(method)
         return key
 
-    # -- failures ------------------------------------------------------------------------------------------------------
+    def _check_method(self, method: str) -> None:
+        if not isinstance(method, str):
+            raise errors.BadArguments(f"a method's name is a str, not {type(method).__name__} ({method!r})")
 
     def failed(self, call: Call, error: BaseException) -> bool:
-        """Told by a call instead of its end; True: it is seen to, and the call stays pending. In the reactor's thread."""
-        if self._closed or not is_retriable(error):
-            return False
-        if isinstance(error, errors.DeadlineExceeded) and call.state is None:
-            now = time.monotonic()
-            if now >= call.overall or call.overall == NEVER:  # the usual end of a call that takes too long
-                self._report(call.asked[1], error, now)
-                return False
-        if self._mender is None:
-            self._mender = threading.Thread(target=self._mend, name=f"prpc-mender-{self.name}", daemon=True)
-            self._mender.start()
-        self._failures.put((call, partial(self._decide, call, error)))
-        return True
+        """Told by a call instead of its end; True: it is seen to, and the call stays pending."""
+        return self._mender.failed(call, error)
 
-    def _mend(self) -> None:
-        """The mender's thread: one failure after the other."""
-        while (failure := self._failures.get()) is not None:
-            call, work = failure
-            try:
-                work()
-            except Exception as error:  # NoServer, Closed; or a bug, which the caller must hear of rather than wait for ever
-                call.end(error)
-            del call, work, failure
-        while True:  # closed meanwhile
-            try:
-                left = self._failures.get_nowait()
-            except queue.Empty:
-                return
-            if left is not None:
-                left[0].end(errors.Closed(f"the client of {self.name!r} was closed here while a call of it was tried again"))
-
-    def _decide(self, call: Call, error: BaseException) -> None:
-        method, route = call.asked
-        now = time.monotonic()
-        self._report(route, error, now)
-        if call.state is None:
-            call.state = RetryState(self._policy, self._budget, self._random, method, call.sent or now)
-        state: RetryState[Route] = call.state
-        is_idempotent = isinstance(error, errors.MaybeExecuted | errors.DeadlineExceeded) and self._is_idempotent(method)
-        decided = state.decide(error, route, now, call.overall, is_idempotent)
-        if isinstance(decided, GiveUp):
-            call.end(state.final_error(error, decided, now))
-        elif decided.delay_s:
-            again = call, partial(self._resend, call, decided.avoid)
-            reactor, delay_s = self._node.reactor, decided.delay_s
-            reactor.call_soon(lambda: reactor.call_later(delay_s, lambda: self._failures.put(again)))
-        else:
-            self._resend(call, decided.avoid)
-
-    def _resend(self, call: Call, avoid: tuple[Route, ...]) -> None:
-        if call.finished:
-            return  # given up meanwhile
-        self._refresh_quietly()
-        try:
-            route = self._pick(avoid)
-            timeout_s = self._policy.timeout_s(time.monotonic(), call.overall)
-            self._connected(route).resend(call, route, timeout_s)
-        except (errors.RpcError, ShmFull) as raised:
-            call.set_error(raised)  # which comes back here as far as it can be retried
-
-    def _is_idempotent(self, method: str) -> bool:
-        """Whether the server registered it so; asked once, of the first server that answers. Nobody answers: then it is not."""
-        if method not in self._idempotent and not self._described:
-            self._refresh_quietly()
-            routes = sorted(self._balancer.routes, key=lambda route: route.peer is None or route.peer.lost)
-            for route in routes[:DESCRIBE_SERVERS_MAX]:
-                try:
-                    described = self._request_to(route, DESCRIBE, (), DESCRIBE_TIMEOUT_S, True).result()
-                except errors.RpcError:
-                    continue
-                self._described = True
-                for name, each in described.items():
-                    self._idempotent.setdefault(name, bool(each["idempotent"]))
-                break
-        return self._idempotent.get(method, False)
-
-    def _report(self, route: Route | None, error: BaseException, now: float) -> None:
-        outcome = outcome_of(error)
-        if outcome is not None and route is not None:
-            self._balancer.report(route, outcome, now)
-
-    def _answered(self, done: Future) -> None:
-        """A call ended that was sent while some server was not well."""
-        assert isinstance(done, Call)
-        if done.finished == VALUE:
-            self._balancer.report(done.asked[1], Outcome.OK, time.monotonic())
-        else:
-            self._report(done.asked[1], done._outcome, time.monotonic())
-
-    # -- servers -------------------------------------------------------------------------------------------------------
-
-    def _set_routes(self, entries: list[ServerEntry]) -> None:
-        old = self._routes
-        routes = {}
-        for entry in entries:
-            known = old.get(entry.server_id)
-            is_same = known is not None and known.target == entry.target
-            routes[entry.server_id] = (
-                known if known is not None and is_same else Route(entry, self._node.is_local(entry.addresses))
-            )
+    def _set_routes(self, routes: dict[int, Route]) -> None:
         self._routes = routes
         self._only = next(iter(routes.values())) if len(routes) == 1 else None
-        self._balancer.set_routes(routes.values())
-
-    def _route_to(self, server_id: int) -> Route:
-        route = self._routes.get(server_id)
-        if route is None:
-            self._check_open()
-            self._refresh()
-            route = self._routes.get(server_id)
-            if route is None:
-                raise errors.NoServer(f"{self.name!r} has no server {server_id}; it has: {list(self.server_ids)}")
-        return route
-
-    def _route_by(self, key: int | str | bytes) -> Route:
-        ids = self.server_ids
-        if not ids:
-            return self._pick()  # which asks the master, and says that there is none
-        number = key if isinstance(key, int) else zlib.crc32(key.encode() if isinstance(key, str) else key)
-        return self._route_to(ids[number % len(ids)])
-
-    def _pick(self, avoid: tuple[Route, ...] = ()) -> Route:
-        route = self._balancer.pick(time.monotonic() if self._ailing else 0.0, avoid)
-        if route is None:
-            self._check_open()
-            self._refresh()
-            route = self._balancer.pick(time.monotonic(), avoid)
-            if route is None:
-                raise errors.NoServer(
-                    f"{self.name!r} has no live server at present: start one, or wait for it with create_client()"
-                )
-        return route
 
     def _check_open(self) -> None:
         if self._closed:
             raise errors.Closed(f"the client of {self.name!r} was closed here")
 
-    def _refresh(self) -> None:
-        """Ask the master who serves now; one thread at a time."""
-        with self._refreshing:
-            self._set_routes(self._lookup())
 
-    def _refresh_quietly(self) -> None:
-        """The same, but not for every call of many that fail at once; where the master is away, those known will do."""
-        now = time.monotonic()
-        if now - self._refreshed < REFRESH_S_MIN:
-            return
-        self._refreshed = now
-        try:
-            self._refresh()
-        except errors.RpcError:
-            return
-
-    def _connected(self, route: Route) -> Peer:
-        """The route's peer, connecting if need be."""
-        self._check_open()
-        if route.peer is not None and not route.peer.lost:
-            return route.peer
-        started = time.monotonic()
-        try:
-            route.peer = self._node.peer_at(route.entry.addresses, CONNECT_TIMEOUT_S, route.text)
-        except errors.NotSent as error:
-            raise errors.NotSent(f"{error} (tried for {time.monotonic() - started:.1f} s)") from error
-        return route.peer
+def _log_unsent(notice: Future) -> None:
+    error = notice.error()
+    if error is not None:
+        logger.warning("a notification was lost: %s", str(error))

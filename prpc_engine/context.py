@@ -44,3 +44,11 @@ def remaining_s(clock: Callable[[], float]) -> float | None:
         return max(0.0, caller.deadline - clock()) if caller.timeout_ms else None
     timeout_ms: int = caller[1]
     return timeout_ms / 1000 if timeout_ms else None
+
+
+def inherited_s(timeout_s: float | None, clock: Callable[[], float]) -> float | None:
+    """The timeout of a call made here, in seconds: on somebody's behalf it waits no longer than that one does."""
+    remaining = remaining_s(clock)
+    if remaining is None:
+        return timeout_s
+    return remaining if timeout_s is None else min(timeout_s, remaining)

@@ -141,9 +141,17 @@ class Race(Generic[A, R]):
         self._first: A | None = None
         self._routes: tuple[R, ...] = ()
 
+    @property
+    def routes(self) -> tuple[R, ...]:
+        """Where attempts were sent."""
+        return self._routes
+
     def sent(self, attempt: A, route: R, now: float) -> None:
         """An attempt is on its way: the first, or one that hedge() allowed."""
-        self._first = attempt if not self._routes else self._first
+        if self._routes:
+            self._hedger.hedges += 1
+        else:
+            self._first = attempt
         self._out[attempt] = now
         self._routes = (*self._routes, route)
         delay_s = self._hedger.delay_s
@@ -162,7 +170,6 @@ class Race(Generic[A, R]):
         if not self._hedger.budget.try_take(now):
             self._hedger.refused += 1
             return None
-        self._hedger.hedges += 1
         return self._routes
 
     def ended(self, attempt: A, error: BaseException | None, now: float) -> tuple[A, ...] | None:

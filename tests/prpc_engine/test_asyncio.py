@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, errors, incoming
+from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.processes import ServerProcess, wait_until
 
@@ -100,6 +101,27 @@ def test_errors_come_where_they_are_awaited(world: World, loop: asyncio.Abstract
 
     with pytest.raises(errors.DeadlineExceeded):
         loop.run_until_complete(within(ask()))
+
+
+def test_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(loop: asyncio.AbstractEventLoop) -> None:
+    async def ask(fine: RpcClient, hung: RpcClient) -> None:
+        task = loop.create_task(call(hung, "echo", 1))
+        hung.notify("hear", 1)
+        for number in range(20):
+            assert await fine.submit("echo", number) == number
+        await asyncio.sleep(0)
+        assert not task.done(), "it is still connected to"
+        with pytest.raises(errors.DeadlineExceeded, match="not connected yet"):
+            await hung.submit("echo", 2, timeout_s=0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with Blackhole() as hole, Master("127.0.0.1:0") as master, RpcService(master.address, transports=["tcp"]) as service:
+        service.create_server("test", Handlers(service))
+        entries = [hole.entry("test", 0)]
+        with service.create_client("test") as fine, RpcClient("test", service._node, entries, lambda: entries) as hung:
+            loop.run_until_complete(within(ask(fine, hung)))
 
 
 def test_a_cancelled_task_cancels_its_call_at_the_server(world: World, loop: asyncio.AbstractEventLoop) -> None:

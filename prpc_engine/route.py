@@ -1,0 +1,45 @@
+"""The way to one server: its entry at the master, the peer once connected, and the calls that wait for the connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+
+from prpc_engine.call import Call
+from prpc_engine.master.registry import ServerEntry
+from prpc_engine.peer import Peer
+
+
+class Route:
+    """See the file's head. `peer` is set by whoever connected it (mender.py), when nothing waits any more: so calls keep their
+    order. `waiting` is changed under the mender's guard."""
+
+    __slots__ = ("addresses", "is_local", "peer", "rank", "server_id", "target", "text", "waiting")
+
+    def __init__(self, entry: ServerEntry, is_local: bool) -> None:
+        self.server_id = entry.server_id
+        self.rank = entry.rank
+        self.is_local = is_local
+        self.target = entry.target
+        self.addresses = entry.addresses
+        self.peer: Peer | None = None
+        self.waiting: dict[Call, None] | None = None  # in order; None: nobody connects it
+        self.text = f"server {entry.server_id} of {entry.service!r} (rank {entry.rank})"
+
+    @property
+    def in_flight(self) -> Sized:
+        """Calls that wait for the node it lives on, or for a connection to it."""
+        return self.peer.calls.in_flight if self.peer is not None else self.waiting or ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Sought(Route):
+    """Stands for a server that is not known here. After a look at the master find() says which it is, or raises NoServer."""
+
+    __slots__ = ("find",)
+
+    def __init__(self, service: str, text: str, find: Callable[[], Route]) -> None:
+        super().__init__(ServerEntry(service, -1, 0, -1, ()), False)
+        self.text = text
+        self.find = find
