@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ from prpc_engine import errors
 from prpc_engine.config import check_timeout, limits_from, secret_from
 from prpc_engine.master.master import close_in_reactor, master_error
 from prpc_engine.master.protocol import host_and_port
-from prpc_engine.master.session import MasterSession, check_lease
+from prpc_engine.master.session import MasterSession, check_lease, check_root
 from prpc_engine.master.watch import Callback, Watches
 from prpc_engine.node import Node
 from shard import Driver, Limits, Slab
@@ -90,7 +91,8 @@ class TcpBackend(SessionBackend):
         host_and_port(address)
         check_timeout(timeout_s)
         check_lease(lease_s, heartbeat_s)
-        self._driver = Driver(polling=False, name="prpc-master-client")
+        check_root(root)
+        self._driver = Driver(False, "prpc-master-client", math.inf)  # no stalls: users' callbacks run in other threads
         self._slab = Slab()
         started = time.monotonic()
         try:

@@ -84,7 +84,7 @@ class MasterClient:
     """See the file's head. Thread-safe; a context manager.
 
     address      "host:port" of the master
-    root         whose tree: jobs with different roots share a master and see nothing of each other
+    root         whose tree, a name: jobs with different roots share a master and see nothing of each other
     secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
     lease_s      how long what this client owns outlives its silence: a host that vanished is noticed after so many seconds. A
                  process that ended on the master's host is noticed at once

@@ -16,14 +16,15 @@ import time
 from types import TracebackType
 
 from prpc_engine import errors
-from prpc_engine.config import TlsSettings, allow_from, limits_from, secret_from
+from prpc_engine.config import TlsSettings, allow_from, check_stall_budget, limits_from, secret_from
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.methods import MasterMethods, MasterStatistics
 from prpc_engine.master.protocol import MASTER_TARGET, host_and_port
 from prpc_engine.master.registry import FIRST_TARGET, Registry
+from prpc_engine.method import ENGINE
 from prpc_engine.node import Node
 from prpc_engine.server import Server
-from shard import Driver, Future, Limits, Slab
+from shard import STALL_BUDGET_S, Driver, Future, Limits, Slab
 
 # Without a journal targets begin anywhere below this: whoever still asks for one that an earlier master gave reaches nobody.
 FIRST_TARGET_MAX = 1 << 31
@@ -37,6 +38,7 @@ class Master:
     secret   the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
     journal  a folder to remember in; None: what it knows ends with it, and its clients join the next one anew
     sync     see Journal
+    stall_budget_s  a request that keeps the master from others for more seconds is named in the log; math.inf: none is
 
     Raises AddressInUse, JournalError, and ConfigError for a bad address or one that other hosts reach without a secret.
     """
@@ -49,25 +51,35 @@ class Master:
         journal: str | os.PathLike[str] | None = None,
         sync: bool = True,
         tls: TlsSettings | None = None,
+        stall_budget_s: float = STALL_BUDGET_S,
     ) -> None:
+        check_stall_budget(stall_budget_s)
         host, port = host_and_port(address)
         self._closed = True  # until there is something to close
         self._journal = None if journal is None else Journal(journal, sync)
         try:
-            self._serve(host, port, secret, limits, tls)
+            self._serve(host, port, secret, limits, tls, stall_budget_s)
         except BaseException:
             if self._journal is not None:
                 self._journal.close()
             raise
         self._closed = False
 
-    def _serve(self, host: str, port: int, secret: bytes | str | None, limits: Limits | None, tls: TlsSettings | None) -> None:
+    def _serve(
+        self,
+        host: str,
+        port: int,
+        secret: bytes | str | None,
+        limits: Limits | None,
+        tls: TlsSettings | None,
+        stall_budget_s: float,
+    ) -> None:
         if self._journal is None:
             registry = Registry(FIRST_TARGET + secrets.randbelow(FIRST_TARGET_MAX))
         else:
             registry = Registry()
             self._journal.load(registry.tree)
-        self._driver = Driver(polling=False, name="prpc-master")
+        self._driver = Driver(False, "prpc-master", stall_budget_s, ENGINE)
         self._driver.prompt = True
         self._slab = Slab()
         try:

@@ -177,6 +177,9 @@ class MasterMethods:
         peer = calling_peer()
         assert peer is not None
         self._check_journal()
+        known = self._sessions.get(peer)
+        if known is not None and known != session and known in self._registry.tree.sessions:
+            raise RegistryError(f"this connection has session {known} already: end it first, or open another connection")
         now = self._reactor.clock()
         if session:
             self._registry.resume(session, token, now)

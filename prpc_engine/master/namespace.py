@@ -19,6 +19,7 @@ NAME_LENGTH_MAX = 256
 PATH_LENGTH_MAX = 4096  # what file systems allow
 VALUE_LENGTH_MAX = 1 << 20  # a description, not data: it is kept in memory and sent to every watcher
 NODES_MAX = 1 << 20  # of the whole tree: half a GiB of the master's memory
+COUNTERS_MAX = 1 << 20  # ids and sequences of the whole tree: a quarter of a GiB
 OWNED_MAX = 65536  # by one session: its servers, locks and ephemeral nodes
 SESSIONS_MAX = 65536
 SEQUENCE_DIGITS = 10
@@ -103,10 +104,19 @@ class Namespace:
         return changes
 
     def count(self, key: str, first: int = 0) -> int:
-        """The next number of that key. Keys that begin with "#" are no paths."""
+        """The next number of that key. Keys that begin with "#" are no paths, and those without a "/" are the master's own.
+
+        Raises RegistryError for one more of the others than COUNTERS_MAX."""
         number = self.tree.counters.get(key, first)
+        self._check_counters(key)
         self._make(Change(Kind.COUNT, key, number=number + 1))
         return number
+
+    def _check_counters(self, key: str) -> None:
+        if key not in self.tree.counters and len(self.tree.counters) >= COUNTERS_MAX and "/" in key:
+            raise RegistryError(
+                f"{COUNTERS_MAX} ids and sequences are counted already: reset some of those ids, or clear some paths"
+            )
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -125,6 +135,10 @@ class Namespace:
         if len(record.label) > NAME_LENGTH_MAX or len(record.home) > NAME_LENGTH_MAX:
             raise RegistryError(f"label and home have at most {NAME_LENGTH_MAX} characters")
         root = component(record.root)
+        if f"/{root}" not in self.tree.nodes and len(self.tree.nodes) + 1 + len(DIRECTORIES) > NODES_MAX:
+            raise RegistryError(
+                f"the tree has {len(self.tree.nodes)} nodes of at most {NODES_MAX}: no room for another root, {root!r}"
+            )
         number = self.count("#sessions", 1)
         self._make(Change(Kind.OPEN, text=encoded(record), owner=number))
         for path in [f"/{root}", *(f"/{root}/{name}" for name in DIRECTORIES)]:
@@ -248,6 +262,7 @@ class Namespace:
         """A child named "_" and the next number of its parent, in 10 digits; the name. Raises as tree_node_add()."""
         full = self.full_path(session, path)
         self.node(full)
+        self._check_counters(full)
         number = self.tree.counters.get(full, 0)
         if number >= 10**SEQUENCE_DIGITS:
             raise RegistryError(f"{full!r} has had all its {10**SEQUENCE_DIGITS} sequence nodes")
@@ -316,4 +331,6 @@ class Namespace:
 
     def reset_generate_id(self, session: int, key: str) -> None:
         """Begin with 0 again."""
-        self._make(Change(Kind.COUNT, f"#id{self.full_path(session, '')}/{component(key)}", number=0))
+        counter = f"#id{self.full_path(session, '')}/{component(key)}"
+        if counter in self.tree.counters:
+            self._make(Change(Kind.COUNT, counter, number=0))

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
+from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN, NAME_LENGTH_MAX
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
@@ -41,12 +41,15 @@ CLOSE_TIMEOUT_S = 1.0  # for the master to hear that we close; it finds out by i
 # Between attempts: a master that restarts is found at once, and a thousand clients do not all come in the same moment.
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 2.0
 ASK_TIMEOUT_S = 30.0
+# Asked and not answered: while the master is away they wait here. More than the master holds for one of its servers.
+REQUESTS_MAX = 65536
 
 # May have been done, and would be done twice or differently, when asked again over another session than before.
 UNSAFE = frozenset(
     {"barrier", "alloc_role_rank", "tree_node_gen", "tree_node_add", "tree_node_set", "tree_node_del", "tree_clear_path"}
 )
 CLAIMING = frozenset({"acquire_lock", "barrier", "alloc_role_rank"})  # leave something at the master until it is given up
+GIVING_UP = "forget"
 WAITING = CLAIMING | {"lookup", "tree_wait"}  # the master itself answers them at their deadline, and says what is missing
 ASK, OPEN, HEARTBEAT, END = (method_key(name) for name in ("ask", "open_session", "heartbeat", "end_session"))
 
@@ -60,6 +63,12 @@ def check_lease(lease_s: float, heartbeat_s: float | None) -> float:
     if not 0.0 < heartbeat_s <= lease_s / 2:
         raise errors.ConfigError(f"heartbeat_s={heartbeat_s!r}: up to half of lease_s={lease_s!r} is allowed")
     return heartbeat_s
+
+
+def check_root(root: object) -> None:
+    """A root is a short, non-empty str. Raises ConfigError."""
+    if not isinstance(root, str) or not 1 <= len(root) <= NAME_LENGTH_MAX:
+        raise errors.ConfigError(f"root={root!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed")
 
 
 @dataclass(eq=False)
@@ -117,7 +126,7 @@ class MasterSession:
         self._heartbeat_s = check_lease(lease_s, heartbeat_s)
         self._lease_s = float(lease_s)
         self._root = root
-        self._attempt_s = min(open_timeout_s, CONNECT_TIMEOUT_S)  # for connecting, and for opening the session
+        self._attempt_s = open_timeout_s  # for connecting, and for opening the session; later CONNECT_TIMEOUT_S
         self._label = label or f"process {os.getpid()}"
         self._token = ""
         self._home = this_process()
@@ -143,6 +152,11 @@ class MasterSession:
 
     def submit(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Future:
         """The future of a verb's answer. It outlives connections, and ends soon after `timeout_s` in any case."""
+        if len(self._requests) >= REQUESTS_MAX and verb != GIVING_UP:
+            raise errors.Backpressure(
+                f"{verb!r} was not asked of the master at {self.address}: {len(self._requests)} verbs wait for its answers, "
+                f"{REQUESTS_MAX} may; wait for some of them first"
+            )
         now = time.monotonic()
         request = _Request(next(self._numbers), verb, arguments, now, timeout_s, Future(self.node.waiter))
         with self._lock:
@@ -225,7 +239,7 @@ class MasterSession:
     def _give_up(self, request: _Request) -> None:
         """Nobody waits any more for what may have been claimed: let others have it."""
         try:
-            self.submit("forget", request.number)
+            self.submit(GIVING_UP, request.number)
         except errors.Closed:
             return  # it goes with the session
 
@@ -339,6 +353,8 @@ class MasterSession:
             if served is not None:
                 self.node.servers[target] = served
                 joined.servers[first] = (service, server_id, target)
+                if before != first:  # so that a node which joins again and again answers to two targets, and not to ever more
+                    self.node.servers.pop(before, None)
 
     def _now(self, peer: Peer, verb: str, *arguments: Any) -> Any:
         return self.wait(peer.request(MASTER_ROUTE, "ask", ASK, (0, verb, list(arguments), 0.0), OPEN_TIMEOUT_S, False))

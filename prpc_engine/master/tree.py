@@ -40,7 +40,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     kind    path   text                      number           owner
     PUT     path   value                     node's version   session, or 0
     DELETE  path
-    COUNT   key                              next number
+    COUNT   key                              next number; 0: forget the key
     OPEN           a SessionRecord as JSON                    session
     END                                                       session
     ANSWER         the answer as JSON        request          session
@@ -103,7 +103,7 @@ class Tree:
         elif kind is Kind.DELETE:
             self._delete(change.path)
         elif kind is Kind.COUNT:
-            self.counters[change.path] = change.number
+            self._count(change)
         elif kind is Kind.OPEN:
             self.sessions[change.owner] = Session(msgspec.json.decode(change.text, type=SessionRecord))
         elif kind is Kind.END:
@@ -114,6 +114,12 @@ class Tree:
             if len(answers) > ANSWERS_MAX:
                 del answers[next(iter(answers))]
         self.version += 1
+
+    def _count(self, change: Change) -> None:
+        if change.number:
+            self.counters[change.path] = change.number
+        else:
+            self.counters.pop(change.path, None)  # as if it had never been counted
 
     def _put(self, change: Change) -> None:
         node = self.nodes.get(change.path)

@@ -8,6 +8,9 @@ nothing is locked while they run. It has everything below a watched path as of o
     a number too high, or a heartbeat's        something was missed: watches again from the version it has
     another connection to the master           the same
     another session                            watches from the beginning, and calls back for what differs
+
+EVENTS_MAX events wait for it. While a callback holds it up for longer, deltas and heartbeats are dropped: what comes next has too
+high a number, and the thread reads anew what it missed.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from prpc_engine.peer import Peer
 from prpc_engine.server import Server
 
 logger = logging.getLogger("prpc")
+# That wait for the thread: a message of deltas each, up to a MiB a value. Who is so many behind reads anew, one request a watch.
+EVENTS_MAX = 1024
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class Watches:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._closed = False
+        self._dropped = 0  # events, since the thread last kept up
+        self._opening: tuple[Peer, bool] | None = None  # the latest connection, not taken up yet
         session.on_open = self._opened
         session.on_heartbeat = self._counted
         session.node.servers[WATCH_TARGET] = Server("watches", 0, WATCH_TARGET, {"changed": self._changed})
@@ -74,11 +81,27 @@ class Watches:
     # -- what comes in; from the reactor or the keeper -----------------------------------------------------------------------
 
     def _post(self, event: Callable[[], None]) -> None:
-        if self._watches:
-            self._events.put(event)
+        if not self._watches:
+            return
+        waiting = self._events.qsize()
+        if waiting >= EVENTS_MAX:
+            self._dropped += 1
+            if self._dropped == 1:
+                logger.warning(
+                    "watches of the master at %s are %d events behind: a callback takes too long; what is dropped is read anew",
+                    self._session.address,
+                    EVENTS_MAX,
+                )
+            return
+        if not waiting:
+            self._dropped = 0
+        self._events.put(event)
 
     def _opened(self, peer: Peer, anew: bool) -> None:
-        self._events.put(lambda: self._start_over(peer, anew))
+        with self._starting:
+            waiting, self._opening = self._opening, (peer, anew or (self._opening is not None and self._opening[1]))
+        if waiting is None:  # else the event that is on its way takes up this connection
+            self._events.put(self._start_over)
 
     def _counted(self, peer: Peer, pushed: int) -> None:
         self._post(lambda: self._check(peer, pushed))
@@ -101,7 +124,10 @@ class Watches:
             except Exception:
                 logger.exception("watches of the master at %s go on after an error", self._session.address)
 
-    def _start_over(self, peer: Peer, anew: bool) -> None:
+    def _start_over(self) -> None:
+        with self._starting:
+            assert self._opening is not None
+            (peer, anew), self._opening = self._opening, None
         self._peer = peer
         self._heard = 0
         for watch in list(self._watches.values()):
@@ -167,7 +193,7 @@ class Watches:
         """Call callback(event) for every change at `path` and below from now on, and with `existing` for what is there.
 
         The handle. While the master is away it begins with the next connection, and misses nothing from then on. Raises
-        DeadlineExceeded, and what the master refuses."""
+        DeadlineExceeded, Backpressure, and what the master refuses."""
         watch = _Watch(path, callback, silent=not existing)
         handle = next(self._handles)
         done = threading.Event()
@@ -193,6 +219,11 @@ class Watches:
                 self._thread.start()
         if threading.current_thread() is self._thread:
             begin()
+        elif self._events.qsize() >= EVENTS_MAX:
+            raise errors.Backpressure(
+                f"watching {path!r} at the master at {self._session.address}: {EVENTS_MAX} events wait for callbacks of other "
+                "watches; make those shorter, or try again later"
+            )
         else:
             self._events.put(begin)
             if not done.wait(timeout_s):

@@ -12,7 +12,8 @@ import pytest
 from prpc_engine import errors
 from prpc_engine.context import calling_peer
 from prpc_engine.message import HEADER, REPLY, REQUEST, method_key
-from prpc_engine.server import Bounds, Server, public_methods
+from prpc_engine.method import public_methods
+from prpc_engine.server import Bounds, Server
 from shard import Future
 from tests.prpc_engine.peers import TARGET, Pair
 

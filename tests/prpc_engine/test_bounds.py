@@ -1,0 +1,260 @@
+"""What a peer, or a bug, could grow has a bound; at the bound who asks is told, and what is there goes on."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prpc_engine import Deferred, Master, MasterClient, RpcService, TreeEvent, errors
+from prpc_engine.master import namespace, session, watch
+from prpc_engine.master.namespace import RegistryError
+from prpc_engine.master.protocol import MASTER_ROUTE, WATCH_TARGET
+from prpc_engine.master.registry import Registry
+from prpc_engine.master.session import HEARTBEAT, OPEN
+from prpc_engine.master.tree import SessionRecord
+from prpc_engine.message import HEADER, REQUEST, method_key
+from prpc_engine.server import Bounds, Server
+from shard import Future, Limits
+from tests.prpc_engine.master_processes import MasterProcess
+from tests.prpc_engine.peers import TARGET, Pair, Route
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+CALLS_MAX = 3
+
+
+class Handlers:
+    def __init__(self) -> None:
+        self.gate = Future()
+        self.deferred: list[Deferred] = []
+
+    async def wait(self) -> str:
+        return str(await self.gate)
+
+    def later(self) -> Deferred:
+        self.deferred.append(Deferred())
+        return self.deferred[-1]
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def count(self, to: int) -> Iterator[int]:
+        yield from range(to)
+
+
+class World(Pair):
+    def __init__(self) -> None:
+        self.handlers = Handlers()
+        super().__init__(Server("test", 0, TARGET, self.handlers), limits=Limits(calls_in_flight_max=CALLS_MAX))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+# -- calls and jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_calls_and_streams_in_flight_on_one_connection_have_a_bound(world: World) -> None:
+    calls = [world.ask("wait") for _ in range(CALLS_MAX - 1)]
+    stream = world.client.open(Route(), "count", method_key("count"), (100,), None)
+    said = "was not sent to server 0 of 'test' over memory: 3 calls to memory://acceptor wait for answers, 3 may "
+    with pytest.raises(errors.Backpressure, match=f"'echo' {said}.*calls_in_flight_max.*; wait for some first"):
+        world.ask("echo", 1)
+    with pytest.raises(errors.Backpressure, match=f"'count' {said}"):
+        world.client.open(Route(), "count", method_key("count"), (1,), None)
+    with pytest.raises(errors.Backpressure, match=f"'wait' {said}"):
+        world.client.resend(calls[0], Route(), None)
+    assert world.client.statistics().in_flight == CALLS_MAX
+    stream.cancel()
+    one_more = world.ask("echo", 1)
+    world.handlers.gate.set_result("open")
+    world.turn()
+    assert [call.result() for call in (*calls, one_more)] == ["open", "open", 1]
+
+
+def test_answers_that_plain_functions_owe_have_a_bound(world: World) -> None:
+    world.server.bounds = Bounds(tasks_max=1, queue_calls_max=1)
+    first, second, third = (world.ask("later") for _ in range(3))
+    world.turn()
+    with pytest.raises(errors.Backpressure, match="2 calls of 'test' are to be answered later"):
+        third.result()
+    assert world.handlers.deferred[2].done(), "whoever has it is told that nobody waits"
+    for answer in world.handlers.deferred[:2]:
+        assert answer.reply("in the end")
+    world.turn()
+    assert (first.result(), second.result()) == ("in the end", "in the end")
+    assert world.server.statistics().tasks == 0
+    fourth = world.ask("later")
+    world.turn()
+    assert not fourth.done()
+
+
+@pytest.mark.parametrize("method", ["wait", "later"])
+def test_a_number_that_is_used_again_before_its_answer_ends_the_connection(world: World, method: str) -> None:
+    """Else the first of two jobs would never be found again, and its place never free."""
+    call = world.ask(method, timeout_s=None)
+    world.turn()
+    request = HEADER.pack(REQUEST, 0, 0, TARGET, call.call_id, method_key(method), 0) + b"\x90"
+    world.client.connection.send(request)
+    world.turn()
+    assert world.served.lost
+    assert isinstance(call.error(), errors.MaybeExecuted)
+    world.handlers.gate.set_result("open")
+    for answer in world.handlers.deferred:
+        answer.reply("late")
+    world.turn()
+    assert world.server.statistics().tasks == 0
+    assert world.server.jobs.inside == 0
+
+
+# -- the master ----------------------------------------------------------------------------------------------------------
+
+
+def opened(registry: Registry, root: str = "root") -> int:
+    return registry.open(SessionRecord("token", 5.0, root, "", ""), 0.0)
+
+
+def test_ids_have_a_bound_and_one_that_is_reset_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    asker = opened(registry)
+    monkeypatch.setattr(namespace, "COUNTERS_MAX", len(registry.tree.counters) + 1)
+    assert registry.generate_id(asker, "a") == 0
+    with pytest.raises(RegistryError, match="reset some of those ids"):
+        registry.generate_id(asker, "b")
+    with pytest.raises(RegistryError):
+        registry.tree_node_gen(asker, "/_context_", "", False)
+    assert registry.tree_node_sub(asker, "/_context_") == []
+    assert registry.generate_id(asker, "a") == 1
+    registry.reset_generate_id(asker, "b")
+    registry.reset_generate_id(asker, "a")
+    assert registry.generate_id(asker, "b") == 0
+    opened(registry)  # what the master itself counts goes on
+
+
+def test_roots_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    opened(registry)
+    monkeypatch.setattr(namespace, "NODES_MAX", len(registry.tree.nodes))
+    with pytest.raises(RegistryError, match="no room for another root, 'second'"):
+        opened(registry, "second")
+    opened(registry)
+
+
+def test_a_connection_has_one_session() -> None:
+    with Master() as master, MasterClient(master.address) as client:
+        own: session.MasterSession = client._backend._session  # type: ignore[attr-defined]
+        peer = own._peer
+        assert peer is not None
+        arguments = (0, "", 5.0, "root", "", "")
+        second = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, PATIENCE_S, False)
+        with pytest.raises(errors.RemoteError, match=f"this connection has session {own.number} already"):
+            second.result()
+        assert master.statistics().sessions == 1
+        peer.request(MASTER_ROUTE, "heartbeat", HEARTBEAT, (), PATIENCE_S, False).result()
+
+
+def test_a_server_that_is_registered_again_and_again_has_two_targets() -> None:
+    master = MasterProcess()
+    try:
+        with RpcService(master=master.address) as service:
+            server = service.create_server("test", {"echo": lambda value: value})
+            served = service._node.servers
+            for _ in range(3):
+                before = {*served}
+                master.kill()
+                master = master.again()
+                wait_until(lambda before=before: {*served} - before, "another registration")
+                client = service.create_client("test", timeout_s=PATIENCE_S)
+                assert client.call("echo", 1) == 1
+            assert len({*served} - {WATCH_TARGET}) == 2
+            server.close()
+            assert {*served} <= {WATCH_TARGET}
+    finally:
+        master.end(signal.SIGTERM)
+
+
+def test_verbs_that_wait_for_the_master_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "REQUESTS_MAX", 2)
+    with Master() as master, MasterClient(master.address) as client:
+        own: session.MasterSession = client._backend._session  # type: ignore[attr-defined]
+        waits = [own.submit("tree_wait", f"/never{number}", timeout_s=PATIENCE_S) for number in range(2)]
+        with pytest.raises(errors.Backpressure, match=r"'services' was not asked of the master at .*: 2 verbs wait"):
+            own.ask("services")
+        own.submit(session.GIVING_UP, 1)  # makes room, and so is always possible
+    assert all(isinstance(one.error(), errors.Closed) for one in waits)
+
+
+# -- watches -------------------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A callback that waits to be let go on, and notes what it was called with."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[TreeEvent] = queue.SimpleQueue()
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, event: TreeEvent) -> None:
+        self.entered.set()
+        self.go_on.wait(PATIENCE_S)
+        self.events.put(event)
+
+
+def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "EVENTS_MAX", 4)
+    slow = Slow()
+    with (
+        Master() as master,
+        MasterClient(master.address) as other,
+        MasterClient(master.address, lease_s=60.0, heartbeat_s=0.05) as client,
+    ):
+        client.tree_watch("/_context_", slow)
+        watches = client._backend._watches  # type: ignore[attr-defined]
+        other.add_context(0, "x")
+        assert slow.entered.wait(PATIENCE_S)
+        for number in range(1, 20):
+            other.add_context(number, "x")
+        wait_until(lambda: watches._dropped, "an event that is dropped")
+        assert watches._events.qsize() == 4
+        with pytest.raises(errors.Backpressure, match="4 events wait for callbacks of other watches"):
+            client.tree_watch("/_model_", slow)
+        slow.go_on.set()
+        assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(20)] == [f"/_context_/{n}" for n in range(20)]
+        other.add_context(20, "x")
+        assert slow.events.get(timeout=PATIENCE_S).path == "/_context_/20"
+        assert slow.events.empty()
+    assert "are 4 events behind: a callback takes too long" in caplog.text
+
+
+def test_connections_that_come_while_a_callback_runs_are_taken_up_once() -> None:
+    slow = Slow()
+    with (
+        Master() as master,
+        MasterClient(master.address) as other,
+        MasterClient(master.address, lease_s=1200.0, heartbeat_s=600.0) as client,
+    ):
+        client.tree_watch("/_context_", slow)
+        watches = client._backend._watches  # type: ignore[attr-defined]
+        own: session.MasterSession = client._backend._session  # type: ignore[attr-defined]
+        other.add_context(0, "x")
+        assert slow.entered.wait(PATIENCE_S)
+        for _ in range(3):
+            before = own._peer
+            assert before is not None
+            own.node.reactor.call_soon(before.connection.close)
+            wait_until(lambda before=before: own._peer not in (None, before), "another connection")
+        wait_until(lambda: watches._opening is not None and watches._opening[0] is own._peer, "the news of it")
+        assert watches._events.qsize() == 1
+        other.add_context(1, "y")
+        slow.go_on.set()
+        assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(2)] == ["/_context_/0", "/_context_/1"]

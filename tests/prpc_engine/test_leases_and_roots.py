@@ -1,0 +1,112 @@
+"""What a service tells its master: which job it belongs to, and how long it may be silent.
+
+    python -m tests.prpc_engine.test_leases_and_roots MASTER
+
+serves Plain under "test" with a lease of LEASE_S until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+from prpc_engine import Master, MasterClient, RpcService
+from prpc_engine.errors import ConfigError, NoServer
+from prpc_engine.master.client import TreeEvent
+from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.master_processes import _Process
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+LEASE_S = 0.5
+
+
+def test_jobs_of_other_roots_share_a_master_and_see_nothing_of_each_other() -> None:
+    with (
+        Master() as master,
+        RpcService(master=master.address, root="one") as one,
+        RpcService(master=master.address, root="one") as peer,
+        RpcService(master=master.address, root="two") as two,
+    ):
+        assert (one.rank, peer.rank, two.rank) == (0, 1, 0)
+        one.create_server("test", {"who": lambda: "one"})
+        with pytest.raises(NoServer, match="knows these services: none"):
+            two.create_client("test", timeout_s=0.0)
+        two.create_server("test", {"who": lambda: "two"})
+        assert peer.create_client("test", timeout_s=PATIENCE_S).call("who") == "one"
+        assert two.create_client("test", timeout_s=PATIENCE_S).call("who") == "two"
+        with MasterClient(master.address, root="two") as client:
+            assert [info.global_rank for info in client.get_comm_info()] == [0]
+        assert one.master_client.generate_id("k") == two.master_client.generate_id("k") == 0
+
+
+def test_shards_belong_to_the_job_of_their_service_and_have_its_lease() -> None:
+    with (
+        Master() as master,
+        RpcService(master=master.address, shards=1, root="one", lease_s=60.0) as sharded,
+        RpcService(master=master.address, root="one") as peer,
+        RpcService(master=master.address, root="two") as two,
+    ):
+        sharded.create_server("test", Plain, sharded=True)
+        assert peer.create_client("test", timeout_s=PATIENCE_S).call("echo", 1) == 1
+        assert two.master_client.get_rpc_service_info("RpcService") == []
+        sessions = master._methods._registry.tree.sessions.values()
+        assert sorted((one.record.root, one.record.lease_s) for one in sessions) == [
+            ("one", 5.0),
+            ("one", 60.0),
+            ("one", 60.0),
+            ("two", 5.0),
+        ]
+
+
+def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watches_is_told() -> None:
+    told: queue.SimpleQueue[TreeEvent] = queue.SimpleQueue()
+    with Master() as master, RpcService(master=master.address) as service:
+        node = _Process("tests.prpc_engine.test_leases_and_roots", master.address)
+        try:
+            assert node.read_line() == "ready"
+            client = service.create_client("test", timeout_s=PATIENCE_S)
+            assert client.call("echo", 1) == 1
+            service.master_client.watch_node(told.put)
+            node.signal(signal.SIGSTOP)
+            event = told.get(timeout=PATIENCE_S)
+            assert (event.path, event.value) == ("/_node_/1", None)
+            assert service._ask_master("ranks") == [0]
+            wait_until(lambda: client.server_ids == (), "its client, that is told too")
+            node.signal(signal.SIGCONT)
+            wait_until(lambda: service._ask_master("ranks") == [0, 1], "the node, that joins anew")
+            wait_until(lambda: client.server_ids == (0,), "its server")
+            assert client.call("echo", 2) == 2
+        finally:
+            node.signal(signal.SIGCONT)
+            node.end()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lease_s": 0.01}, r"lease_s=0\.01: 0\.1 to 3600 seconds are allowed"),
+        ({"lease_s": 1e6}, r"lease_s=1000000\.0: 0\.1 to 3600"),
+        ({"root": ""}, "root='': a str of 1 to 256 characters is allowed"),
+        ({"root": "r" * 257}, "root='rrr.*: a str of 1 to 256"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_alike_everywhere(settings: dict[str, Any], said: str) -> None:
+    for make in (RpcService, MasterClient):
+        with pytest.raises(ConfigError, match=said):
+            make("127.0.0.1:1", **settings)
+
+
+def main(master: str) -> None:
+    """What the process runs."""
+    with RpcService(master=master, lease_s=LEASE_S) as service:
+        service.create_server("test", Plain())
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

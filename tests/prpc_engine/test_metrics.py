@@ -1,0 +1,203 @@
+"""What a scraper reads of a service under real calls."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from prpc_engine import Master, RpcClient, RpcService, errors, metrics
+from tests.prpc_engine.handlers import Handlers
+from tests.prpc_engine.processes import PATIENCE_S, ServerProcess
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class World(NamedTuple):
+    """A service whose calls go to another process and to itself, timed."""
+
+    service: RpcService
+    there: RpcClient
+    here: RpcClient
+    transport: str  # to the other process
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with (
+        Master() as master,
+        ServerProcess(master.address, "there", request.param),
+        RpcService(master=master.address, transports=[request.param], timing=True) as service,
+    ):
+        service.create_server("a/b", Handlers(service), server_id=7)
+        there = service.create_client("there", timeout_s=PATIENCE_S)
+        there.call("echo", 0)  # a peer is there from the first call on
+        yield World(service, there, service.create_client("a/b"), request.param)
+
+
+def scrape(server: metrics.MetricsServer) -> Samples:
+    """What stands at /metrics: the value for each name with its labels."""
+    with urllib.request.urlopen(f"http://{server.host}:{server.port}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for sample in family.samples:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            assert key not in found, f"{key} stands there twice"
+            found[key] = sample.value
+    return found
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    """The sum of those samples that have these labels."""
+    matching = [
+        one for (called, with_labels), one in found.items() if called == name and labels.items() <= dict(with_labels).items()
+    ]
+    assert matching, f"no {name} with {labels}"
+    return sum(matching)
+
+
+def test_a_scrape_shows_the_calls_that_were_made(world: World) -> None:
+    with metrics.serve(world.service, 0) as server:
+        before = scrape(server)
+        for number in range(10):
+            assert world.there.call("echo", number) == number
+            assert world.here.call("add", number, 1) == number + 1
+        with pytest.raises(errors.RemoteError):
+            world.here.call("boom", "x")
+        with pytest.raises(errors.UnknownMethod):
+            world.here.call("no_such_method")
+        with pytest.raises(errors.BadArguments):
+            world.here.call("add")
+        world.there.call("echo", bytes(100_000))
+        waiting = world.here.submit("nap", PATIENCE_S)
+        world.here.call("echo", 0)  # the nap began before
+        found = scrape(server)
+        waiting.cancel()
+
+    def grew(name: str, **labels: str) -> float:
+        return value(found, name, **labels) - value(before, name, **labels)
+
+    mine = {"service": "a/b", "server_id": "7"}
+    assert grew("prpc_server_requests_total", **mine) == 14  # ten, one that raised, one with bad arguments, a nap, an echo
+    assert grew("prpc_server_failures_total", **mine) == 1
+    assert value(found, "prpc_server_refused_total", reason="unknown_method", **mine) == 1
+    assert value(found, "prpc_server_refused_total", reason="bad_arguments", **mine) == 1
+    assert value(found, "prpc_server_tasks", **mine) == 1
+    assert value(found, "prpc_server_queued", **mine) == 0
+    assert grew("prpc_peer_requests_total", transport=world.transport) >= 11
+    assert value(found, "prpc_peer_in_flight") == 1
+    assert grew("prpc_peer_sent_bytes_total", transport=world.transport) > 100_000
+    assert grew("prpc_peer_received_bytes_total", transport=world.transport) > 100_000
+    assert value(found, "prpc_peer_late_replies_total") == 0
+    assert value(found, "prpc_client_servers", service="there", client="1", state="well") == 1
+    assert value(found, "prpc_client_servers", service="a/b", client="2", state="ejected") == 0
+    assert value(found, "prpc_client_retries_total", service="a/b") == 0
+    assert value(found, "prpc_slab_limit_bytes") > 0
+    assert value(found, "prpc_node_rank") == world.service.rank
+    assert value(found, "process_open_fds") > 0
+
+
+def test_handlers_times_are_a_histogram_of_their_method(world: World) -> None:
+    for _ in range(20):
+        world.here.call("echo", 0)
+    world.here.call("nap", 0.02)
+    with metrics.serve(world.service, 0) as server:
+        found = scrape(server)
+    name = "prpc_server_handler_seconds"
+    assert value(found, f"{name}_count", method="echo") == 20
+    assert value(found, f"{name}_count", method="nap") == 1
+    assert 0.02 <= value(found, f"{name}_sum", method="nap") < PATIENCE_S
+    by_bound = {
+        float(dict(labels)["le"]): one
+        for (called, labels), one in found.items()
+        if ("method", "nap") in labels and "le" in dict(labels)
+    }
+    taken_s = value(found, f"{name}_sum", method="nap")
+    assert by_bound == {bound: float(bound > taken_s) for bound in by_bound}
+    assert len(by_bound) > 20
+    assert value(found, "prpc_server_slow_calls_total", method="echo") == 0
+    assert not [labels for _, labels in found if ("method", "add") in labels]  # never called: no series yet
+
+
+def test_a_server_that_ejects_is_seen_in_the_balancers_states() -> None:
+    with Master() as master, RpcService(master=master.address) as service:
+        with ServerProcess(master.address, "gone", "tcp", server_id=0) as process:
+            client = service.create_client("gone", timeout_s=PATIENCE_S)
+            client.call("echo", 0)
+            process.kill()
+        with pytest.raises(errors.RpcError):
+            client.call("echo", 0, timeout_s=1)
+        registry = CollectorRegistry()
+        metrics.register(service, registry)
+        states = {
+            state: registry.get_sample_value("prpc_client_servers", {"service": "gone", "client": "1", "state": state})
+            for state in metrics.STATES
+        }
+        assert sum(states.values()) <= 1
+        assert registry.get_sample_value("prpc_client_ejections_total", {"service": "gone", "client": "1"}) is not None
+
+
+def test_one_registry_reads_one_service_until_it_is_taken_back() -> None:
+    with Master() as master, RpcService(master=master.address) as one, RpcService(master=master.address) as two:
+        registry = CollectorRegistry()
+        collector = metrics.register(one, registry)
+        assert registry.get_sample_value("prpc_node_rank") == one.rank
+        with pytest.raises(errors.ConfigError, match="registry of its own"):
+            metrics.register(two, registry)
+        registry.unregister(collector)
+        metrics.register(two, registry)
+        assert registry.get_sample_value("prpc_node_rank") == two.rank
+
+
+def test_names_follow_the_rules_and_a_closed_service_has_none_of_them() -> None:
+    registry = CollectorRegistry()
+    with Master() as master, RpcService(master=master.address) as service:
+        service.create_server("test", Handlers(service))
+        service.create_client("test").call("echo", 0)
+        metrics.register(service, registry)
+        text = generate_latest(registry).decode()  # the strict form, which refuses what breaks the rules
+        assert (
+            text.count("# HELP prpc_")
+            == text.count("# TYPE prpc_")
+            == len({*[line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]})
+        )
+    assert generate_latest(registry).decode() == "# EOF\n"
+
+
+def test_what_others_could_read_is_served_only_when_asked_for() -> None:
+    with Master() as master, RpcService(master=master.address) as service:
+        for host in ("0.0.0.0", "::", "", "example.invalid", "10.0.0.1"):
+            with pytest.raises(errors.ConfigError, match="expose=True"):
+                metrics.serve(service, 0, host)
+        with metrics.serve(service, 0, "0.0.0.0", expose=True) as server:
+            assert server.host == "0.0.0.0"
+            with pytest.raises(errors.AddressInUse, match=f"0.0.0.0:{server.port}"):
+                metrics.serve(service, server.port, "0.0.0.0", expose=True)
+        with pytest.raises(errors.ConfigError, match=r"cannot serve metrics at 192\.0\.2\.1"):  # no host has it
+            metrics.serve(service, 0, "192.0.2.1", expose=True)
+        with pytest.raises(errors.ConfigError, match="port"):
+            metrics.serve(service, 70000)
+
+
+def test_a_closed_server_answers_no_more() -> None:
+    with Master() as master, RpcService(master=master.address) as service:
+        server = metrics.serve(service, 0)
+        assert scrape(server)
+        server.close()
+        server.close()
+        with pytest.raises(urllib.error.URLError):
+            scrape(server)
+
+
+def test_without_prometheus_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with Master() as master, RpcService(master=master.address) as service, pytest.raises(errors.ConfigError, match="pip install"):
+        metrics.register(service)
