@@ -1,4 +1,4 @@
-"""The command line: `prpc <command> ...`, each command in a module of this package named like it.
+"""The command line: `prpc <command> ...`, each command in a module of this package named like it, "-" as "_".
 
 A command's module has `add_parser(commands) -> None`, which describes its arguments, and `run(args) -> int`, which does
 it and returns the exit code. Only the module of the command that was asked for is imported.
@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import prpc_engine
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130  # 130: 128 + SIGINT, as shells say it
 READER_GONE = 141  # 128 + SIGPIPE: whoever read our output went away, as in `prpc doctor | head -1`
 
-# name of the command and of its module -> what it does
+# name of the command -> what it does
 COMMANDS = {
     "demo": "train on real data over a cluster on this machine, and compare with one process",
     "bench": "measure this engine beside what else is installed",
     "doctor": "look at this machine: what is wrong, and what to do about it",
+    "endpoint-map": "say where the data of each task of a TensorFlow-style cluster goes",
     "master": "serve names, ids, locks and barriers to the nodes of a job",
     "gc": "remove shared memory that dead processes left behind",
     "version": "say which versions these are",
@@ -44,6 +46,10 @@ def _asked_for(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def _module_of(command: str) -> ModuleType:
+    return importlib.import_module(f"prpc_engine.cli.{command.replace('-', '_')}")
+
+
 def make_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser for `prpc`; of the commands, only `command` knows its arguments."""
     parser = argparse.ArgumentParser(
@@ -55,7 +61,7 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="<command>", required=True)
     for name, summary in COMMANDS.items():
         if name == command:
-            importlib.import_module(f"prpc_engine.cli.{name}").add_parser(commands)
+            _module_of(name).add_parser(commands)
         else:
             commands.add_parser(name, help=summary)
     return parser
@@ -71,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return WRONG_USAGE
         args = parser.parse_args(given)
-        code: int = importlib.import_module(f"prpc_engine.cli.{args.command}").run(args)
+        code: int = _module_of(args.command).run(args)
         sys.stdout.flush()
         return code
     except ConfigError as error:

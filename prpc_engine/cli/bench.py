@@ -15,7 +15,12 @@ SUBJECTS = {
     "shard": "calls, lent arrays, wake-ups and idling of a group of shards",
     "growth": "how cost grows with shards, record sizes and a mesh",
     "rpc": "small calls",
+    "clients": "1 to 1,000 clients on one server over tcp",
+    "mixed": "small calls beside large arrays on one connection",
+    "tls": "calls and arrays over tcp with TLS and without",
+    "failure": "how soon calls end at a killed server, and are answered after a reset",
     "tensor": "arrays, by reference and copied",
+    "fuse": "tensors of one step between two tasks of a cluster, one by one and fused",
     "kv": "pulls and pushes of a key-value table",
 }
 
@@ -26,7 +31,7 @@ def add_parser(commands: Commands) -> None:
         "bench",
         help=cli.COMMANDS["bench"],
         description="Measure one subject in the same run as multiprocessing.Pipe, a raw tcp socket, and those of "
-        "pyzmq, pynng and grpcio that are installed (pip install 'prpc[bench]').",
+        "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc[bench]'; torch by itself).",
     )
     parser.add_argument("subject", choices=SUBJECTS, help="; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()))
     parser.add_argument("--json", action="store_true", help="JSON lines instead of tables")

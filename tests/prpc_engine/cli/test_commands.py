@@ -37,7 +37,7 @@ def test_help_names_every_command(arguments: list[str]) -> None:
     ran = prpc(*arguments)
     assert ran.returncode == (0 if arguments else 2)
     for name, summary in cli.COMMANDS.items():
-        assert re.search(rf"^ +{name} +{re.escape(summary)}$", ran.stdout, re.MULTILINE)
+        assert re.search(rf"^ +{name}\s+{re.escape(summary)}$", ran.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
