@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,18 @@ def tls_switched_on() -> Iterator[None]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+def tls_context(is_server: bool) -> ssl.SSLContext:
+    """For a socket without anything of ours around it: what tls_switched_on() made, used as our nodes use it (TLS 1.3, mTLS)."""
+    cert, key, ca = (os.environ[name] for name in VARIABLES)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(ca)
+    return context
 
 
 def _write(folder: Path) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""`prpc bench ring|shard|growth|rpc|tensor|kv`: run one benchmark, show its tables or print JSON lines."""
+"""`prpc bench SUBJECT`: run one benchmark, show its tables or print JSON lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perf import harness, machine, plot, report, table
 from perf.targets import judge
 from perf.timing import FULL, QUICK
 
-SUBJECTS = ("ring", "shard", "growth", "rpc", "tensor", "kv")
+SUBJECTS = ("ring", "shard", "growth", "rpc", "clients", "mixed", "tls", "failure", "tensor", "fuse", "kv")
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 

@@ -32,11 +32,17 @@ ZMQ_IPC = PeerInfo("pyzmq ipc", "zmq", "zmq", "pyzmq", options={"scheme": "ipc"}
 ZMQ_TCP = PeerInfo("pyzmq tcp", "zmq", "zmq", "pyzmq", options={"scheme": "tcp"})
 NNG = PeerInfo("pynng ipc", "nng", "pynng", "pynng")
 GRPC = PeerInfo("grpcio", "grpc", "grpc", "grpcio")
+GRPC_AIO = PeerInfo("grpcio aio", "grpc_asyncio", "grpc", "grpcio")
+TORCH_RPC = PeerInfo("torch.distributed.rpc", "torch_rpc", "torch", "torch")
 
 SHM_POLLING = PeerInfo("prpc shm, polling", "prpc", role="ours", options={"transport": "shm", "polling": True})
 SHM_PARKING = PeerInfo("prpc shm, parking", "prpc", role="ours", options={"transport": "shm", "polling": False})
 TCP_POLLING = PeerInfo("prpc tcp, polling", "prpc", role="ours", options={"transport": "tcp", "polling": True})
 TCP_PARKING = PeerInfo("prpc tcp, parking", "prpc", role="ours", options={"transport": "tcp", "polling": False})
+SHM_TASK = PeerInfo(
+    "prpc shm, polling, async def", "prpc", role="ours", options={"transport": "shm", "polling": True, "is_async": True}
+)
+SHM_ASYNCIO = PeerInfo("prpc shm, asyncio", "prpc_asyncio", role="ours", options={"transport": "shm", "polling": False})
 
 OURS = [SHM_POLLING, SHM_PARKING, TCP_POLLING, TCP_PARKING]
 PEERS = [PIPE, TCP_SPINNING, TCP_BLOCKING, ZMQ_IPC, ZMQ_TCP, NNG, GRPC]

@@ -1,13 +1,15 @@
-"""What every peer can be asked to do: echo a payload, take an array."""
+"""What every peer can be asked to do: echo a payload, take an array. Its client blocks, or lives in an asyncio loop."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +19,12 @@ from perf.harness import Place
 
 ITEM = np.dtype(np.float32)  # of every array that is sent
 WAIT_S_MAX = 20.0  # for one answer, where the library can bound it; the harness bounds the rest
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a connection is for. Raw peers rely on the length being known to both sides."""
+    """What a connection is for. Raw peers rely on the length being known to both sides; those with methods serve both kinds."""
 
     kind: Literal["echo", "array"]
     nbytes: int  # of one payload, or of one array
@@ -66,6 +69,45 @@ class Peer(ABC):
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class AwaitedPeer(Peer):
+    """A peer whose client lives in an asyncio loop, which it owns: begin() a round trip there and await it."""
+
+    def __init__(self, place: Place, job: Job) -> None:
+        super().__init__(place, job)
+        self._loop = asyncio.new_event_loop()
+        self.exits.callback(self._loop.close)
+
+    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Run a coroutine in the loop to its end."""
+        return self._loop.run_until_complete(work)
+
+    @abstractmethod
+    def begin(self, payload: bytes) -> Awaitable[bytes]:
+        """Send the payload; what is returned is awaited for its echo. In the loop."""
+
+    def round_trip(self, payload: bytes) -> bytes:
+        async def go() -> bytes:
+            return await self.begin(payload)
+
+        return self.run(go())
+
+    def send_array(self, array: NDArray[np.float32]) -> float:
+        raise NotOffered("arrays are measured with the blocking client of the same library")
+
+    def round_trips(self, payload: bytes, count: int, window: int) -> int:
+        async def go() -> int:
+            under_way: deque[Awaitable[bytes]] = deque()
+            echoed = 0
+            for sent in range(count + window):
+                if sent < count:
+                    under_way.append(self.begin(payload))
+                if window <= sent:
+                    echoed += len(await under_way.popleft())
+            return echoed
+
+        return self.run(go())
 
 
 def first_item(data: Any) -> bytes:

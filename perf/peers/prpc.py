@@ -22,6 +22,10 @@ def _echo(payload: bytes) -> bytes:
     return payload
 
 
+async def _echo_in_task(payload: bytes) -> bytes:
+    return payload
+
+
 def _first(array: NDArray[np.float32]) -> float:
     return float(array[0])
 
@@ -39,7 +43,7 @@ def serve(announce: Announce, master: str, transport: str, polling: bool) -> Non
     """Answer until SIGTERM, then close all in order."""
     stop = StopRequest()
     with prpc_engine.RpcService(master=master, polling=polling, transports=[transport], pin=only_core()) as service:
-        service.create_server(SERVICE, {"echo": _echo, "first": _first})
+        service.create_server(SERVICE, {"echo": _echo, "echo in a task": _echo_in_task, "first": _first})
         announce(service.rank)
         while not stop.asked:
             service.serve_forever(timeout_s=STOP_LOOK_S)
@@ -52,41 +56,41 @@ def only_core() -> int | None:
 
 
 class Connected(Peer):
-    """The client's side. `in_slab`: new_array() gives arrays that are sent by reference."""
+    """The client's side.
 
-    def __init__(self, place: Place, job: Job, transport: str, polling: bool, in_slab: bool = False) -> None:
+    `in_slab`: new_array() gives arrays that are sent by reference; `is_async`: the server's echo is an `async def`."""
+
+    def __init__(
+        self, place: Place, job: Job, transport: str, polling: bool, in_slab: bool = False, is_async: bool = False
+    ) -> None:
         super().__init__(place, job)
         self._in_slab = in_slab
+        self._echo = "echo in a task" if is_async else "echo"
         _, master = self.exits.enter_context(place.serve_aside(serve_master))
         self.start(serve, master, transport, polling)
         service = self.exits.enter_context(
             prpc_engine.RpcService(master=master, polling=polling, transports=[transport], pin=only_core())
         )
-        self._client: Any = service.create_client(SERVICE, expected_servers=1, timeout_s=WAIT_S_MAX)
+        self.client: Any = service.create_client(SERVICE, expected_servers=1, timeout_s=WAIT_S_MAX)
 
     def new_array(self, items: int) -> NDArray[np.float32]:
         return prpc_engine.empty((items,), ITEM) if self._in_slab else super().new_array(items)
 
     def round_trip(self, payload: bytes) -> bytes:
-        answer: bytes = self._client.call("echo", payload)
-        return answer
-
-    async def await_round_trip(self, payload: bytes) -> bytes:
-        """round_trip() for a coroutine of an asyncio loop."""
-        answer: bytes = await self._client.submit("echo", payload)
+        answer: bytes = self.client.call(self._echo, payload)
         return answer
 
     def send_array(self, array: NDArray[np.float32]) -> float:
-        first: float = self._client.call("first", array)
+        first: float = self.client.call("first", array)
         return first
 
     def round_trips(self, payload: bytes, count: int, window: int) -> int:
-        submit = self._client.submit
+        submit, echo = self.client.submit, self._echo
         under_way: deque[Any] = deque()
         echoed = 0
         for sent in range(count + window):
             if sent < count:
-                under_way.append(submit("echo", payload))
+                under_way.append(submit(echo, payload))
             if window <= sent:
                 echoed += len(under_way.popleft().result(WAIT_S_MAX))
         return echoed

@@ -1,4 +1,4 @@
-"""A bare TCP socket over loopback, NODELAY, lengths known to both sides: what any protocol on TCP stands on.
+"""A bare TCP socket over loopback, NODELAY, lengths known to both sides: what any protocol on TCP stands on. Or TLS on it.
 
 Spinning: non-blocking, asked again and again. Blocking: left to the kernel. An array goes by sendall() and is received
 into memory that is already warm, which is the most that a copy through the kernel can do.
@@ -7,15 +7,18 @@ into memory that is already warm, which is the most that a copy through the kern
 from __future__ import annotations
 
 import socket
+import ssl
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perf.certificates import tls_context
 from perf.child import Announce
 from perf.harness import Place
 from perf.peers.face import ITEM, WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
 
 CHUNK_BYTES = 1 << 16  # what an echo server takes in one go when requests come many at a time
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def _receive_spinning(connection: socket.socket, memory: memoryview) -> None:
@@ -24,7 +27,7 @@ def _receive_spinning(connection: socket.socket, memory: memoryview) -> None:
     while filled < len(memory):
         try:
             taken = receive_into(memory[filled:])
-        except BlockingIOError:
+        except NOT_YET:
             continue
         if not taken:
             raise ConnectionError(f"{connection.getpeername()} closed")
@@ -44,7 +47,7 @@ def _receive_some(connection: socket.socket, memory: memoryview) -> int:
     while True:
         try:
             return connection.recv_into(memory)
-        except BlockingIOError:
+        except NOT_YET:
             continue
 
 
@@ -54,22 +57,29 @@ def _send_spinning(connection: socket.socket, data: memoryview | bytes) -> None:
     while sent < len(data):
         try:
             sent += connection.send(data[sent:])
-        except BlockingIOError:
+        except NOT_YET:
             continue
 
 
-def _prepare(connection: socket.socket, spin: bool) -> None:
+def _send_blocking(connection: socket.socket, data: memoryview | bytes) -> None:
+    connection.sendall(data)
+
+
+def _prepared(connection: socket.socket, spin: bool, tls: bool, is_server: bool) -> socket.socket:
+    """With TLS on it where that is asked for; takes the plain one over."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls:
+        connection = tls_context(is_server).wrap_socket(connection, server_side=is_server)
     connection.setblocking(not spin)
+    return connection
 
 
-def serve(announce: Announce, job: Job, spin: bool) -> None:
+def serve(announce: Announce, job: Job, spin: bool, tls: bool) -> None:
     """One connection, until it closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         announce(listener.getsockname())
-        connection = listener.accept()[0]
-    _prepare(connection, spin)
-    send = _send_spinning if spin else socket.socket.sendall
+        connection = _prepared(listener.accept()[0], spin, tls, is_server=True)
+    send = _send_spinning if spin else _send_blocking
     if job.kind == "array":
         receive = _receive_spinning if spin else _receive_blocking
         memory = np.ones(job.nbytes, np.uint8).data
@@ -91,13 +101,13 @@ def serve(announce: Announce, job: Job, spin: bool) -> None:
 class Connected(Peer):
     """The client's side."""
 
-    def __init__(self, place: Place, job: Job, spin: bool) -> None:
+    def __init__(self, place: Place, job: Job, spin: bool, tls: bool = False) -> None:
         super().__init__(place, job)
-        address = self.start(serve, job, spin)
-        self._socket = self.exits.enter_context(socket.create_connection(address, WAIT_S_MAX))
-        _prepare(self._socket, spin)
+        address = self.start(serve, job, spin, tls)
+        plain = self.exits.enter_context(socket.create_connection(address, WAIT_S_MAX))
+        self._socket = self.exits.enter_context(_prepared(plain, spin, tls, is_server=False))
         self._receive = _receive_spinning if spin else _receive_blocking
-        self._send = _send_spinning if spin else socket.socket.sendall
+        self._send = _send_spinning if spin else _send_blocking
         self._answer = memoryview(bytearray(job.nbytes if job.kind == "echo" else ITEM.itemsize))
 
     def round_trip(self, payload: bytes) -> bytes:

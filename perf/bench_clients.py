@@ -1,0 +1,343 @@
+"""One server, 1 to 1,000 clients over tcp: what a call costs, what an idle connection costs, and whether everybody is served.
+
+A client is here what a server sees of one: a connection past its handshake, with a call table of its own. One process holds all
+of them, on one reactor: a thousand processes would measure the kernel's scheduler. Nodes made of RpcService would each bring a
+reactor and two threads to the client's side, and nothing to the server's.
+
+Expected:
+    clients in turn     one call at a time, the connections one after the other: a send, an epoll_wait and a recv on each side,
+                        whatever their number, for epoll tells of those that are ready only: 15 us. With 1,000 their state is no
+                        longer in the cache: half as much again.
+    64 in flight        each call is a send and a recv of its own on both sides, but for one connection, where one recv takes
+                        several: some 10 us, both sides at once. With 1,000 twice that: each buffer is a page that was last
+                        touched a thousand calls ago.
+    a call of each      each connection sends its next call when it has its answer, and nobody may starve: the one with the
+                        fewest calls has most of the mean. 1 connection is one call at a time; from 10 on as above.
+    idle                a connection costs its Python objects, its decoder's buffer of 256 KiB and the kernel's socket (which is
+                        not in the process's size). Connecting takes a handshake of two messages each way: 0.5 ms.
+
+    python -m perf.bench_clients [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import shard
+from perf.child import Announce
+from perf.harness import Candidate, Place, Result, compare
+from perf.limits import pattern
+from perf.machine import process_cpu_s
+from perf.peers.face import WAIT_S_MAX
+from perf.targets import Target
+from perf.timing import FULL, TINY, Effort, Sample, time_each, time_many
+from prpc_engine import errors
+from prpc_engine.call import Call
+from prpc_engine.message import method_key
+from prpc_engine.node import Node
+from prpc_engine.peer import Peer
+from prpc_engine.server import Server
+from prpc_engine.slab import default_slab
+
+NAME = "clients"
+CLIENTS = (1, 10, 100, 1_000)
+SIZE_BYTES = 64
+WINDOW = 64
+CALLS_FIRST = 2_000  # by which a rate is guessed
+PAYLOAD = pattern(SIZE_BYTES)
+METHOD, KEY = "echo", method_key("echo")
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """One call at a time, the connections one after the other."""
+
+    counts: tuple[int, ...] = CLIENTS
+
+    def __str__(self) -> str:
+        return f"call, {SIZE_BYTES} B, clients in turn"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """WINDOW calls under way over all connections, which take turns."""
+
+    counts: tuple[int, ...] = CLIENTS
+
+    def __str__(self) -> str:
+        return f"{WINDOW} in flight, {SIZE_BYTES} B, clients in turn"
+
+
+@dataclass(frozen=True, slots=True)
+class AllAtOnce:
+    """Each connection has one call under way all the time. How many calls did the one with the fewest get?"""
+
+    counts: tuple[int, ...] = CLIENTS
+
+    def __str__(self) -> str:
+        return f"a call of each client in flight, {SIZE_BYTES} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Connections that called once: what do they cost the server?"""
+
+    counts: tuple[int, ...] = CLIENTS[-2:]  # fewer are lost in what the allocator rounds to
+
+    def __str__(self) -> str:
+        return "clients connected, idle"
+
+
+Case = InTurn | Window | AllAtOnce | Idle
+CASES: list[Case] = [InTurn(), Window(), AllAtOnce(), Idle()]
+
+_IN_TURN, _WINDOW, _ALL_AT_ONCE, _IDLE = (str(case) for case in CASES)
+
+
+def _name(count: int) -> str:
+    return f"{count:,} client{'s' * (count > 1)}"
+
+
+_MOST = _name(CLIENTS[-1])
+TARGETS = [
+    Target(_IN_TURN, _MOST, "p50_ns", "at most", 2.0, against=_name(1)),
+    Target(_ALL_AT_ONCE, _MOST, "fewest_share", "at least", 0.5),
+    Target(_IDLE, _MOST, "server_cpu_percent", "at most", 1.0),
+]
+
+
+def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+    """Measure one case with all numbers of clients."""
+    measures: dict[type[Case], Callable[..., Sample]] = {
+        InTurn: measure_in_turn,
+        Window: measure_window,
+        AllAtOnce: measure_all_at_once,
+        Idle: measure_idle,
+    }
+    candidates = [Candidate(_name(count), "ours", partial(measures[type(case)], count=count)) for count in case.counts]
+    return compare(NAME, str(case), candidates, effort, pinned=pinned, progress=progress)
+
+
+# -- both sides --------------------------------------------------------------------------------------------------------
+
+
+class Route:
+    """The way to the only server of the node."""
+
+    target = 1
+
+    def __str__(self) -> str:
+        return "the server of the benchmark"
+
+
+ROUTE = Route()
+
+
+def serve(announce: Announce) -> None:
+    """A node with one server, as RpcService makes it, but without a master. Answers until killed."""
+    driver = shard.Driver(polling=False)
+    node = Node(driver.reactor, driver, default_slab(), b"", shard.DEFAULT_LIMITS, ["tcp"], "127.0.0.1", 0)
+    node.servers[Route.target] = Server(NAME, 0, Route.target, {METHOD: lambda payload: payload})
+    announce("tcp://" + node.address("tcp"))
+    driver.run(None)
+
+
+class Clients:
+    """Connections to the server at `address`, all on one reactor, which whoever waits drives. A context manager."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._driver = shard.Driver(polling=False)
+        identity = shard.Node(secret=b"", incarnation=secrets.randbits(63) | 1, limits=shard.DEFAULT_LIMITS)
+        self._transport = shard.TcpTransport(identity, default_slab())
+        self.peers: list[Peer] = []
+
+    def connect(self, count: int) -> None:
+        """So many more, one after the other."""
+        reactor = self._driver.reactor
+        for _ in range(count):
+            connection = self._transport.connect(self._address, WAIT_S_MAX)
+            self.peers.append(Peer(connection, reactor, self._driver, {}, lambda peer: None))
+            reactor.call_soon(partial(connection.attach, reactor))
+
+    def future(self) -> shard.Future:
+        """One that a wait drives the reactor for."""
+        return shard.Future(self._driver)
+
+    def close(self) -> None:
+        """Hang up."""
+        closed = self.future()
+
+        def close_all() -> None:
+            for peer in self.peers:
+                peer.connection.close()
+            closed.set_result(None)
+
+        self._driver.reactor.call_soon(close_all)
+        try:
+            closed.result(WAIT_S_MAX)
+        finally:
+            self._driver.close()
+
+
+@contextlib.contextmanager
+def connected(place: Place, count: int) -> Iterator[Clients]:
+    """A server, and `count` connections to it."""
+    with place.serve(serve) as (_, address), contextlib.closing(Clients(address)) as clients:
+        clients.connect(count)
+        yield clients
+
+
+def submit(peer: Peer) -> Call:
+    """One call of one client."""
+    return peer.request(ROUTE, METHOD, KEY, (PAYLOAD,), WAIT_S_MAX, True)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure_in_turn(place: Place, effort: Effort, count: int) -> Sample:
+    """Time each call."""
+    with connected(place, count) as clients:
+        turns = itertools.cycle(clients.peers)
+        sample = time_each(lambda: submit(next(turns)).result(), effort)
+        return sample.with_work(unserved=sum(submit(peer).result() != PAYLOAD for peer in clients.peers))
+
+
+def measure_window(place: Place, effort: Effort, count: int) -> Sample:
+    """The rate, and one over it."""
+    with connected(place, count) as clients:
+        turns = itertools.cycle(clients.peers)
+
+        def calls(number: int) -> int:
+            under_way: deque[Call] = deque()
+            right = 0
+            for sent in range(number + WINDOW):
+                if sent < number:
+                    under_way.append(submit(next(turns)))
+                if sent >= WINDOW:
+                    right += under_way.popleft().result() == PAYLOAD
+            return right
+
+        sample, right = time_many(calls, effort, CALLS_FIRST, 4 * effort.ops_max)
+        return _with_cost(sample).with_work(wrong=sample.ops - right)
+
+
+def measure_all_at_once(place: Place, effort: Effort, count: int) -> Sample:
+    """The rate, what single calls took, and the fewest and most calls that one connection got, as shares of the mean."""
+    with connected(place, count) as clients:
+        sample, (calls, took_ns) = time_many(partial(keep_busy, clients), effort, CALLS_FIRST, 4 * effort.ops_max)
+        sample = _with_cost(sample)
+        mean = sample.ops / count
+        answer_p50_ns, answer_p99_ns = (float(each) for each in np.percentile(took_ns, [50, 99]))
+        sample.figures.update(
+            answer_p50_ns=answer_p50_ns,
+            answer_p99_ns=answer_p99_ns,
+            fewest_share=min(calls) / mean,
+            most_share=max(calls) / mean,
+        )
+        return sample.with_work(unanswered=sample.ops - sum(calls), unserved=calls.count(0))
+
+
+def keep_busy(clients: Clients, number: int) -> tuple[list[int], list[int]]:
+    """`number` calls in all; a connection makes its next one when it has its answer. How many each made, and what they took."""
+    peers = clients.peers
+    calls = [0] * len(peers)
+    began_ns = [0] * len(peers)
+    took_ns: list[int] = []
+    started = 0
+    over = clients.future()
+    clock = time.perf_counter_ns
+
+    def begin(index: int) -> None:
+        nonlocal started
+        if started < number:
+            started += 1
+            began_ns[index] = clock()
+            submit(peers[index]).add_done_callback(partial(answered, index))
+
+    def answered(index: int, call: shard.Future) -> None:
+        took_ns.append(clock() - began_ns[index])
+        try:
+            right = call.result() == PAYLOAD
+        except errors.RpcError as error:
+            over.set_error(error)
+            return
+        calls[index] += right
+        if len(took_ns) == number:
+            over.set_result(None)
+        begin(index)
+
+    for index in range(len(peers)):
+        begin(index)
+    over.result(WAIT_S_MAX)
+    return calls, took_ns
+
+
+def measure_idle(place: Place, effort: Effort, count: int) -> Sample:
+    """What the server grows by for each connection, uses of a core while all are silent, and takes to connect to."""
+    with place.serve(serve) as (server, address), contextlib.closing(Clients(address)) as clients:
+        clients.connect(1)
+        for _ in range(CALLS_FIRST):
+            submit(clients.peers[0]).result()
+        before_bytes, start_ns = resident_bytes(server.pid), time.perf_counter_ns()
+        clients.connect(count)
+        connect_ns = (time.perf_counter_ns() - start_ns) / count
+        unserved = sum(submit(peer).result() != PAYLOAD for peer in clients.peers)
+        grown_bytes = resident_bytes(server.pid) - before_bytes
+        before_s, start_s = process_cpu_s(server.pid), time.monotonic()
+        time.sleep(effort.idle_s)
+        server_cpu_percent = 100 * (process_cpu_s(server.pid) - before_s) / (time.monotonic() - start_s)
+        figures = {"server_bytes": grown_bytes / count, "server_cpu_percent": server_cpu_percent, "connect_ns": connect_ns}
+        return Sample(figures=figures).with_work(unserved=unserved)
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory of a process that is in use and not swapped out: proc_pid_statm(5)."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _with_cost(sample: Sample) -> Sample:
+    """With the time from one answer to the next."""
+    assert sample.ops_per_s is not None
+    sample.figures["cost_ns"] = 1e9 / sample.ops_per_s
+    return sample
+
+
+# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+
+
+def test_every_client_is_answered() -> None:
+    for case in (InTurn((1, 3)), Idle((3,))):
+        for result in run(case, TINY):
+            assert result.state == "ok", result.note
+            assert result.work == {"unserved": 0}
+
+
+def test_calls_under_way_are_all_answered() -> None:
+    for result in run(Window((3,)), TINY):
+        assert result.state == "ok", result.note
+        assert result.work == {"wrong": 0}
+
+
+def test_clients_that_call_all_at_once_all_get_their_turn() -> None:
+    for result in run(AllAtOnce((3, 100)), replace(TINY, ops_min=500, ops_max=500)):
+        assert result.state == "ok", result.note
+        assert result.work == {"unanswered": 0, "unserved": 0}
+
+
+if __name__ == "__main__":
+    from perf import cli_bench
+
+    raise SystemExit(cli_bench.command_line(NAME))
