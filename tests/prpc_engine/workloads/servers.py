@@ -104,14 +104,19 @@ def serve(life: Life, master: str, name: str, transport: str, server_id: int) ->
         return figures(service)
 
 
-def serve_to_the_last(life: Life, master: str, name: str, transport: str, server_id: int) -> dict[str, int]:
-    """As serve(), but its figures are those after all callers have gone."""
+def serve_to_the_last(
+    life: Life, master: str, name: str, transport: str, server_id: int, awaited: tuple[str, ...] = ()
+) -> dict[str, int]:
+    """As serve(), but its figures are those after all callers have gone: once the `awaited` ones are 0, by default all."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with RpcService(master, transports=[transport]) as service:
         service.create_server(name, Works(service), server_id=server_id)
         life.done = 1
         signal.sigwait({signal.SIGTERM})
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
-        while any(figures(service).values()) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            now = figures(service)
+            if not any(now[key] for key in awaited or now):
+                break
             service.serve_forever(timeout_s=0.01)
         return figures(service)

@@ -14,10 +14,10 @@ import pytest
 
 from prpc_engine import Master, RpcService, errors
 from shard import Future
-from tests.prpc_engine.processes import PATIENCE_S
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.pattern import mixed
-from tests.prpc_engine.workloads.servers import cut_socket, serve
+from tests.prpc_engine.workloads.servers import cut_socket, serve, serve_to_the_last
 from tests.prpc_engine.workloads.sizes import scaled
 from tests.prpc_engine.workloads.tally import quantiles_text
 
@@ -91,13 +91,14 @@ def note_death(pidfd: int, deaths: list[float]) -> None:
 def test_a_live_server_is_usable_at_once_after_its_connection_was_reset(
     farm: Farm, master: Master, transport: str, side: str, tell: Tell
 ) -> None:
-    server = farm.start_ready(serve, master.address, "reset", transport, 0)
+    server = farm.start_ready(serve_to_the_last, master.address, "reset", transport, 0, ("callers",))
     times_s: list[float] = []
     failed = 0
     with RpcService(master.address, transports=[transport]) as service, service.create_client("reset") as client:
         for number in range(RESETS):
             assert client.call("mix", number) == mixed(number)
             held = client.submit("hold")
+            wait_until(lambda held=held: held.is_in_flight, "the call to be sent")  # type: ignore[misc]
             started = time.monotonic()
             if side == "caller's":
                 for peer in service._node.peers():

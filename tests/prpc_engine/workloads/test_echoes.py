@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcRequest, RpcResponse, RpcService, Terminated, errors
+from prpc_engine import ErrorCode, Master, RpcClient, RpcRequest, RpcResponse, RpcService, Terminated, errors
 from tests.prpc_engine.processes import PATIENCE_S
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.nodes import flicker, mesh_node
@@ -106,6 +106,21 @@ def test_a_hundred_echoes_are_equal_each_with_a_client_and_dealer_of_its_own(
             assert np.array_equal(response.values[1], sent)
             assert response.values[2] == bytes(sent[:1000])
     assert end(server) == ECHOES
+
+
+def test_of_two_servers_of_one_name_the_one_that_a_request_names_gets_it(master: Master, transport: str) -> None:
+    with (
+        RpcService(master.address, transports=[transport]) as ours,
+        RpcService(master.address, transports=[transport]) as theirs,
+    ):
+        receivers = [ours.create_server("two", server_id=number).create_dealer() for number in range(2)]
+        with theirs.create_client("two", 2, timeout_s=PATIENCE_S) as client, client.create_dealer() as dealer:
+            for number, receiver in enumerate(receivers):
+                dealer.send_request(RpcRequest("hello", number, sid=number))
+                request = receiver.recv_request(PATIENCE_S)
+                receiver.send_response(RpcResponse(request, *request))
+                response = dealer.recv_response(PATIENCE_S)
+                assert (response.error_code, list(response)) == (ErrorCode.SUCC, ["hello", number])
 
 
 def serve_requests(life: Any, master: str, transport: str) -> int:
