@@ -7,15 +7,19 @@ from prpc_engine.allow import AllowList
 from prpc_engine.archive import Lazy, register
 from prpc_engine.call import Call
 from prpc_engine.client import RpcClient
+from prpc_engine.cluster import Server, ServerConfig
+from prpc_engine.cluster_spec import ClusterSpec
 from prpc_engine.config import TlsSettings
 from prpc_engine.context import caller_name
 from prpc_engine.dealer import Dealer, ErrorCode, RpcRequest, RpcResponse, Terminated
 from prpc_engine.deferred import Deferred
+from prpc_engine.hedge import HedgePolicy
 from prpc_engine.master.client import CommInfo, MasterClient
 from prpc_engine.master.master import Master
 from prpc_engine.master.watch import TreeEvent
+from prpc_engine.method import bulk, idempotent
 from prpc_engine.retry import RetryPolicy
-from prpc_engine.server import Bounds, idempotent
+from prpc_engine.server import Bounds
 from prpc_engine.service import RpcServer, RpcService, ServiceStatistics
 from prpc_engine.slab import empty
 from prpc_engine.stream import Stream, incoming
@@ -26,10 +30,12 @@ __all__ = [
     "AllowList",
     "Bounds",
     "Call",
+    "ClusterSpec",
     "CommInfo",
     "Dealer",
     "Deferred",
     "ErrorCode",
+    "HedgePolicy",
     "Lazy",
     "Master",
     "MasterClient",
@@ -39,11 +45,14 @@ __all__ = [
     "RpcResponse",
     "RpcServer",
     "RpcService",
+    "Server",
+    "ServerConfig",
     "ServiceStatistics",
     "Stream",
     "Terminated",
     "TlsSettings",
     "TreeEvent",
+    "bulk",
     "caller_name",
     "empty",
     "errors",

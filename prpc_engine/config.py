@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prpc_engine.address import Address
 from prpc_engine.allow import AllowList, rules_from
 from prpc_engine.errors import ConfigError
 from prpc_engine.master.registry import NAME_LENGTH_MAX
@@ -69,12 +71,13 @@ def load_limits(path: str) -> Limits:
     values: dict[str, Any] = {}
     for name, value in _table(path, "limits").items():
         kind = float if fields.get(name) == "float" else int
-        if name not in fields or isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
-            raise ConfigError(
-                f"{path}: [limits] {name} = {value!r}: positive numbers are allowed for {', '.join(sorted(fields))}"
-            )
+        if name not in fields or isinstance(value, bool) or not isinstance(value, (int, kind)):
+            raise ConfigError(f"{path}: [limits] {name} = {value!r}: numbers are allowed for {', '.join(sorted(fields))}")
         values[name] = kind(value)
-    return Limits(**values)
+    try:
+        return Limits(**values)
+    except ValueError as error:
+        raise ConfigError(f"{path}: [limits] {error}") from error
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -194,6 +197,22 @@ def check_exposure(host: str, secret: bytes) -> None:
         )
 
 
+def advertise_from(given: str | None) -> Address | None:
+    """Where other nodes are told to connect: "host" or "host:port". Port 0, or none: the one bound. Raises ConfigError."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise ConfigError(f'advertise={given!r}: "host" or "host:port" expected')
+    has_port = ":" in given.rpartition("]")[2]
+    try:
+        address = Address.parse(given if has_port else f"{given}:0", port_min=0)
+    except ConfigError as error:
+        raise ConfigError(f"advertise={given!r}: {error}") from error
+    if address.host in ("0.0.0.0", "::"):
+        raise ConfigError(f"advertise={given!r}: that is every address of a host; name one that other nodes reach this one at")
+    return address
+
+
 def check_number(name: str, value: object, least: int, most: int) -> int:
     """`value` as an int within bounds. Raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -205,6 +224,18 @@ def check_name(name: object) -> None:
     """A service's name is a short, non-empty str. Raises ConfigError."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX:
         raise ConfigError(f"service name {name!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed")
+
+
+def check_stall_budget(budget_s: object) -> None:
+    """How long a handler may keep the reactor: a number of seconds above 0, math.inf for ever. Raises ConfigError."""
+    if (
+        isinstance(budget_s, bool)
+        or not isinstance(budget_s, (int, float))
+        or not (0 < budget_s <= TIMEOUT_S_MAX or budget_s == math.inf)
+    ):
+        raise ConfigError(
+            f"stall_budget_s={budget_s!r}: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds are allowed, or math.inf for none"
+        )
 
 
 def check_timeout(timeout_s: object) -> None:

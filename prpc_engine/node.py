@@ -6,16 +6,18 @@ our transports that reaches an address the other node offers.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.address import Address
 from prpc_engine.archive import Archive
 from prpc_engine.config import TlsSettings, check_exposure, tls_from
 from prpc_engine.peer import Peer
@@ -50,6 +52,15 @@ class Values:
     compression: str | None = None  # "zlib", "zstd", "lz4"
 
 
+class _Attempt:
+    """To connect to one node, by the first thread that wanted to: others wait for the same."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.peer: Peer | None = None
+        self.error: Exception = errors.NotSent("connecting was interrupted")
+
+
 class Node:
     """See the file's head. Owned by a Master, an RpcService, or a shard that serves; close() by its owner."""
 
@@ -65,6 +76,7 @@ class Node:
         port: int,
         tls: TlsSettings | None = None,
         values: Values | None = None,
+        advertise: Address | None = None,
     ) -> None:
         check_exposure(host, secret)
         values = values or Values()
@@ -73,7 +85,9 @@ class Node:
                 "allow_pickle=True needs a secret of the job (PRPC_SECRET_FILE): who may send a pickle may run anything here"
             )
         self._make_archive = partial(Archive, allow_pickle=values.allow_pickle, compression=values.compression, limits=limits)
-        self._make_archive()  # refuse a compression that is not there before anybody connects
+        # For requests that wait for a connection, Peer.resend() sees to what is Lazy; refuses a compression that is not there.
+        self.archive = self._make_archive(in_process=True)
+        self.limits = limits
         self.reactor = reactor
         self.waiter = waiter
         self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
@@ -84,15 +98,20 @@ class Node:
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
         self._accepted: set[Peer] = set()
         self._connections_max = limits.connections_max
-        self._connecting = threading.Lock()
+        self._attempts: dict[str, _Attempt] = {}  # to connect, under way; by the same
+        self._guard = threading.Lock()  # of what is entered into those two, and of _closed; never held while something waits
         self.pid = os.getpid()
         self._closed = False
         identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits)
         self._memory = MemoryTransport(identity, slab)
+        control = replace(identity, limits=replace(limits, bulk_lanes=0))  # to a master, whose messages are all small
+        self._advertise = advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
         try:
-            self._tcp = TcpTransport(identity, slab, tls_from(tls, secret))
+            files = tls_from(tls, secret)
+            self._tcp = TcpTransport(identity, slab, files)
+            self._control = TcpTransport(control, slab, files)
         except ShardError as error:  # of certificates
             raise errors.ConfigError(str(error)) from error
         known: dict[str, Transport] = {"shm": ShmTransport(identity, slab), "tcp": self._tcp}
@@ -120,17 +139,24 @@ class Node:
     @property
     def addresses(self) -> list[str]:
         """Where other nodes reach this one, most preferred first."""
-        return [listener.address for listener in self._listeners]
+        return [self._advertised(listener.address) for listener in self._listeners]
+
+    def _advertised(self, bound: str) -> str:
+        if self._advertise is None or not bound.startswith("tcp://"):
+            return bound
+        port = self._advertise.port or int(bound.rpartition(":")[2])
+        return f"tcp://{Address(self._advertise.host, port)}"
 
     def address(self, scheme: str) -> str:
-        """The address of one transport, without its scheme."""
-        return next(address.partition("://")[2] for address in self.addresses if address.startswith(scheme + "://"))
+        """Where one transport listens, without its scheme."""
+        bound = (listener.address for listener in self._listeners)
+        return next(address.partition("://")[2] for address in bound if address.startswith(scheme + "://"))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def master_peer(self, address: str, timeout_s: float) -> Peer:
-        """The peer for the master at host:port; always over tcp, whatever the data goes over. Raises as peer_at()."""
-        return self._peer([f"tcp://{address}"], [self._tcp], timeout_s, "the master")
+        """The peer for the master at host:port; over tcp on one lane, whatever the data goes over. Raises as peer_at()."""
+        return self._peer([f"tcp://{address}"], [self._control], timeout_s, "the master")
 
     def peer_at(self, addresses: Sequence[str], timeout_s: float, asked: str) -> Peer:
         """The peer for a node that offers `addresses`, connecting if need be. Blocks for at most `timeout_s` an address.
@@ -139,25 +165,63 @@ class Node:
         """
         return self._peer(addresses, self._transports, timeout_s, asked)
 
-    def _peer(self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str) -> Peer:
+    def near_peer(self, addresses: Sequence[str]) -> Peer | None:
+        """The peer for a node that is connected, or in this process; None for any other, and where peer_at() would raise."""
+        peer = self._peers.get(addresses[0])
+        if peer is not None and not peer.lost:
+            return peer
+        if self._memory.cannot_reach(addresses[0]) is not None:
+            return None
+        try:
+            return self._peer(addresses, [self._memory], 0.0, addresses[0])
+        except errors.RpcError:
+            return None
+
+    def check_process(self) -> None:
+        """Raises ForkedError in a fork of the process that made this node."""
         if self.pid != os.getpid():
             raise ForkedError(
                 f"made in process {self.pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
             )
-        peer = self._peers.get(addresses[0])
-        if peer is not None and not peer.lost:
-            return peer
-        with self._connecting:
-            peer = self._peers.get(addresses[0])
+
+    def _peer(self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str) -> Peer:
+        self.check_process()
+        first = addresses[0]
+        with self._guard:
+            peer = self._peers.get(first)
             if peer is not None and not peer.lost:
                 return peer
             if self._closed:
                 raise errors.Closed(f"{asked}: this side was closed before")
+            attempt = self._attempts.get(first)
+            is_ours = attempt is None
+            if attempt is None:
+                attempt = self._attempts[first] = _Attempt()
+        if is_ours:
+            self._try_to_connect(attempt, addresses, transports, timeout_s, asked)
+        attempt.ended.wait()  # bounded by who connects
+        if attempt.peer is None:
+            raise attempt.error if is_ours else copy.copy(attempt.error)
+        return attempt.peer
+
+    def _try_to_connect(
+        self, attempt: _Attempt, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str
+    ) -> None:
+        """Connect for all that wait for that node. Others connect to other nodes meanwhile."""
+        try:
             connection = self._connect(addresses, transports, timeout_s, asked)
-            peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost, self._make_archive())
-            self._peers[addresses[0]] = peer
-            self.reactor.call_soon(lambda: connection.attach(self.reactor))
-            return peer
+            with self._guard:
+                if self._closed:
+                    connection.close()  # not attached yet, so it is ours
+                    raise errors.Closed(f"{asked}: this side was closed meanwhile")
+                attempt.peer = self._peers[addresses[0]] = self._peer_over(connection)
+                self.reactor.call_soon(lambda: connection.attach(self.reactor))
+        except Exception as error:
+            attempt.error = error
+        finally:
+            with self._guard:
+                del self._attempts[addresses[0]]
+            attempt.ended.set()
 
     def _connect(
         self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str
@@ -196,8 +260,11 @@ class Node:
             logger.warning("hung up on %s: %d connections are open already", connection.peer, self._connections_max)
             connection.close()
             return
-        peer = Peer(connection, self.reactor, self.waiter, self.servers, self._lost, self._make_archive())
-        self._accepted.add(peer)
+        self._accepted.add(self._peer_over(connection))
+
+    def _peer_over(self, connection: Connection[Any]) -> Peer:
+        archive = self._make_archive(in_process=connection.transport == MemoryTransport.scheme)
+        return Peer(connection, self.reactor, self.waiter, self.servers, self._lost, archive)
 
     def _lost(self, peer: Peer) -> None:
         self._accepted.discard(peer)
@@ -216,7 +283,7 @@ class Node:
         """Hang up on everybody. In the reactor's thread."""
         if self._closed:
             return
-        with self._connecting:
+        with self._guard:
             self._closed = True
         self._close_listeners()
         for peer in [*self._peers.values(), *self._accepted]:

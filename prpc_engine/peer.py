@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.archive import DECODE_ERRORS, Archive
 from prpc_engine.call import NEVER, Call, CallTable, Client
-from prpc_engine.context import remaining_s
-from prpc_engine.halves import Inbox, Window
+from prpc_engine.context import inherited_s
+from prpc_engine.halves import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.job import Job
 from prpc_engine.message import (
     CANCEL,
@@ -27,12 +27,14 @@ from prpc_engine.message import (
     FROM_CALLER,
     HEADER,
     ITEM,
+    NO_CREDIT,
     NOTIFY,
     OPEN,
     REPLY,
     REQUEST,
     TIMEOUT_S_MAX,
     TO_CALLER,
+    WITH_CREDIT,
     Status,
     method_key,
 )
@@ -109,6 +111,7 @@ class Peer:
         self._decode_plain = self.decoder.decode_plain
         self._armed = NEVER  # when expire() is next called
         self.lost = False
+        self._calls_max = connection.limits.calls_in_flight_max
         self._send = connection.send
         self.reactor = reactor
         self._waiter = waiter
@@ -145,8 +148,10 @@ class Peer:
         """Send one request; `client` hears of its failure first, where it could be sent again. Raises NotSent, Backpressure,
         BadArguments, ShmFull."""
         if CONTEXT.value is not None:
-            timeout_s = self._inherited(timeout_s)
+            timeout_s = inherited_s(timeout_s, self.reactor.clock)
         wait_ms = wait_in_ms(timeout_s)
+        if len(self._in_flight) >= self._calls_max:
+            raise self._too_many(method, route)
         body, blocks = self._encode_arguments(arguments)
         call_id = self._next_id()
         if blocks and not stable:
@@ -166,46 +171,48 @@ class Peer:
         return call
 
     def resend(self, call: Call, route: Route, timeout_s: float | None) -> None:
-        """Send the request of a pending call, which failed elsewhere, once more. Raises as request()."""
+        """Send the request of a pending call, which waited for this connection or failed elsewhere. Raises as request()."""
         method = call.asked[0]
+        if len(self._in_flight) >= self._calls_max:
+            raise self._too_many(method, route)
+        body, blocks = self.decoder.for_peer(call.body, call.blocks)
         call_id = self._next_id()
         call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
         self._in_flight[call_id] = call
         wait_ms = wait_in_ms(timeout_s)
         try:
-            self._send(_pack(REQUEST, 0, 0, route.target, call_id, method_key(method), wait_ms) + call.body, call.blocks, True)
-        except ShardError as error:
+            self._send(_pack(REQUEST, 0, 0, route.target, call_id, method_key(method), wait_ms) + body, blocks, True)
+        except BaseException as error:
             self._in_flight.pop(call_id, None)
-            raise self._not_sent(error, method, route) from error
+            if isinstance(error, ShardError):
+                raise self._not_sent(error, method, route) from error
+            raise
         self._set_deadline(call, timeout_s)
 
-    def _inherited(self, timeout_s: float | None) -> float | None:
-        """A call on somebody's behalf waits no longer than that one does."""
-        remaining = remaining_s(self.reactor.clock)
-        if remaining is None:
-            return timeout_s
-        return remaining if timeout_s is None else min(timeout_s, remaining)
-
     def open(self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Stream:
-        """Begin a stream. Raises as request()."""
+        """Begin a stream; it counts as a call in flight. Raises as request()."""
         if CONTEXT.value is not None:
-            timeout_s = self._inherited(timeout_s)
+            timeout_s = inherited_s(timeout_s, self.reactor.clock)
+        if len(self._in_flight) >= self._calls_max:
+            raise self._too_many(method, route)
         body, blocks = self._encode_arguments(arguments)
         call_id = self._next_id()
         call = Call(self._waiter, 0, None, None, self.calls, call_id, (method, route))
+        may_be_overtaken = HEADER_BYTES + len(body) + sum(block.nbytes for block in blocks) >= self.connection.bulk_bytes_min
         inbox = Inbox(self._waiter, lambda items: self.send_note(CREDIT, call_id, FROM_CALLER, items))
-        window = Window(self._waiter)
+        window = Window(self._waiter, 0) if may_be_overtaken else Window(self._waiter)
         self._streams[call_id] = inbox, window
-        call.add_done_callback(lambda _: self._streams.pop(call_id, None))
         stream = Stream(
             call, inbox, window,
             lambda item: self.send_item(call_id, FROM_CALLER, item),
-            lambda: self.send_note(END, call_id, FROM_CALLER),
+            lambda: self.send_note(END, call_id, FROM_CALLER, window.sent),
         )  # fmt: skip
+        call.add_done_callback(lambda _: self._forget_finished(call_id, inbox))
         self._in_flight[call_id] = call
         wait_ms = wait_in_ms(timeout_s)
+        side = NO_CREDIT if may_be_overtaken else WITH_CREDIT
         try:
-            self._send(_pack(OPEN, 0, 0, route.target, call_id, key, wait_ms) + body, blocks)
+            self._send(_pack(OPEN, side, 0, route.target, call_id, key, wait_ms) + body, blocks)
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             self._streams.pop(call_id, None)
@@ -215,18 +222,35 @@ class Peer:
         self._set_deadline(call, timeout_s)
         return stream
 
+    def _forget_finished(self, call_id: int, inbox: Inbox) -> None:
+        """A stream is over when its call is done and all its items have come, in whichever order that is."""
+        if inbox.finished:
+            self._streams.pop(call_id, None)
+
     def send_item(self, call_id: int, side: int, item: Any) -> None:
-        """One item of a stream. Raises NotSent, Backpressure, BadArguments."""
+        """One item of a stream, whose window has let it through. Raises NotSent, Backpressure, BadArguments, Closed."""
         body, blocks = self._encode(item)
+        _, window = self._halves(call_id, side)
+        if window is None:
+            raise errors.Closed("an item was not sent: the stream is over")
         try:
-            self._send(_pack(ITEM, side, 0, 0, call_id, 0, 0) + body, blocks)
+            self._send(_pack(ITEM, side, 0, window.sent & NUMBER_MASK, call_id, 0, 0) + body, blocks)
         except ShardError as error:
             raise self._not_sent(error, "an item of a stream", self.connection.peer) from error
+        window.sent += 1
+
+    def _halves(self, call_id: int, sender: int) -> tuple[Inbox | None, Window | None]:
+        """Ours of a stream in which we are `sender`; None each where there is none."""
+        if sender == FROM_CALLER:
+            return self._streams.get(call_id, (None, None))
+        job = self.running.get(call_id)
+        return (job.inbox, job.window) if job is not None else (None, None)
 
     def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
         """CREDIT, END or CANCEL. A peer that is gone needs none; one whose outbox is full is told by its own deadline."""
+        send = self._send if kind == CREDIT else self.connection.send_everywhere
         try:
-            self._send(_pack(kind, side, 0, count, call_id, 0, 0))
+            send(_pack(kind, side, 0, count & NUMBER_MASK, call_id, 0, 0))
         except ShardError as error:
             logger.debug("%s was not told (%d): %s", self.connection.peer, kind, str(error))
 
@@ -246,6 +270,21 @@ class Peer:
             self._send(_pack(NOTIFY, 0, 0, route.target, 0, key, 0) + body, blocks)
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
+
+    def notify_encoded(self, route: Route, method: str, body: bytes, blocks: Sequence[NDArray[Any]]) -> None:
+        """The same, of arguments that waited for this connection."""
+        body, blocks = self.decoder.for_peer(body, blocks)
+        try:
+            self._send(_pack(NOTIFY, 0, 0, route.target, 0, method_key(method), 0) + body, blocks)
+        except ShardError as error:
+            raise self._not_sent(error, method, route) from error
+
+    def _too_many(self, method: str, route: Route) -> errors.Backpressure:
+        connection = self.connection
+        return errors.Backpressure(
+            f"{method!r} was not sent to {route} over {connection.transport}: {len(self._in_flight)} calls to {connection.peer} "
+            f"wait for answers, {self._calls_max} may (limit calls_in_flight_max); wait for some first, or see why it is slow"
+        )
 
     def _not_sent(self, error: ShardError, method: str, route: Route | str) -> Exception:
         if isinstance(error, errors.ShmFull):
@@ -317,34 +356,43 @@ class Peer:
                 self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
             else:
                 server.open(self, call_id, key, wait_ms, payload, blocks)
+                if side == NO_CREDIT and call_id in self.running:
+                    self.send_note(CREDIT, call_id, TO_CALLER, WINDOW_ITEMS)
             return
-        job = self.running.get(call_id) if side == FROM_CALLER else None
         if kind == CANCEL:
+            job = self.running.get(call_id)
             if job is not None and job.cancel is not None:
                 job.cancel(CancelledError("the caller cancelled it"))
             return
-        halves = self._streams.get(call_id) if side == TO_CALLER else job and (job.inbox, job.window)
-        inbox, window = halves or (None, None)
+        inbox, window = self._halves(call_id, TO_CALLER if side == FROM_CALLER else FROM_CALLER)
         if kind == ITEM:
             if inbox is not None:
-                self._on_item(inbox, payload, blocks)
+                self._on_item(inbox, target, payload, blocks)
+                if side == TO_CALLER:
+                    self._forget_finished(call_id, inbox)
         elif kind == CREDIT:
             if window is not None:
                 window.grant(target)
         elif kind == END:
             if inbox is not None:
-                inbox.finish()
+                self._on_end(inbox, side, target)
         else:
             self.connection.close(RemoteProtocolError(f"message of unknown kind {kind}"))
 
-    def _on_item(self, inbox: Inbox, payload: memoryview, blocks: Blocks) -> None:
+    def _on_item(self, inbox: Inbox, number: int, payload: memoryview, blocks: Blocks) -> None:
         try:
             item = self.decoder.decode(payload, blocks)
         except DECODE_ERRORS as error:
-            inbox.finish(errors.RpcError(f"an item of the stream with {self.connection.peer} cannot be read: {error}"))
+            inbox.cut(errors.RpcError(f"an item of the stream with {self.connection.peer} cannot be read: {error}"))
             return
-        if not inbox.put(item):
+        if not inbox.put(number, item):
             self.connection.close(RemoteProtocolError("more items of a stream than there was credit for"))
+
+    def _on_end(self, inbox: Inbox, side: int, count: int) -> None:
+        if not inbox.expect(count):
+            self.connection.close(RemoteProtocolError(f"a stream that ended after {count} items, which cannot be"))
+        elif side == FROM_CALLER:
+            inbox.finish()  # ours ends with the server's answer, which says how
 
     def reply(self, call_id: int, value: Any) -> bool:
         """Answer with a value; False when it cannot be sent, which the caller is told."""
@@ -432,6 +480,9 @@ class Peer:
 
         self.lost = True
         self.calls.fail_all(lost)
+        for inbox, _ in list(self._streams.values()):  # answered, with items still under way
+            inbox.cut(errors.MaybeExecuted(f"the peer was lost before all items of a stream had come ({error})"))
+        self._streams.clear()
         gone = CancelledError(f"{connection.peer} is gone")
         for job in list(self.running.values()):  # what nobody waits for goes on only when it has begun and is no stream
             if job.cancel is not None and (job.inbox is not None or job.is_queued):

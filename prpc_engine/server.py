@@ -4,6 +4,7 @@
     plain function            at once, in the turn that its request arrived    with its value, in that turn
                               in                                               a Future or Deferred: when that is done
     async def                 as a task of the reactor (job.py)                with its value
+    plain function, @bulk     as a task in its class, in one step              with its value
     generator, async or not   as a task; only for client.stream()              with items as they are taken, then the end
 
 Every request is answered: with the value, or with what went wrong. Two methods are there by themselves: prpc.health and
@@ -12,26 +13,27 @@ prpc.describe.
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine.allow import AllowList
-from prpc_engine.archive import DECODE_ERRORS
+from prpc_engine.archive import DECODE_ERRORS, Handover, handovers_in
 from prpc_engine.call import Call
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import ConfigError, DeadlineExceeded
 from prpc_engine.halves import Inbox, Window
-from prpc_engine.job import Job
+from prpc_engine.job import Job, pump
 from prpc_engine.message import CREDIT, TO_CALLER, Status, method_key
-from shard import CONTEXT, CancelledError, Future, Gate, Reactor, Task, class_of
+from prpc_engine.method import Method, as_task, describe, public_methods
+from prpc_engine.timing import MethodTimer, MethodTiming, Timing
+from shard import CONTEXT, CancelledError, Future, Gate, Reactor, RemoteProtocolError, Task, class_of
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
@@ -45,13 +47,6 @@ QUEUE_BYTES_MAX = 1 << 30
 HEALTH, DESCRIBE = "prpc.health", "prpc.describe"
 _LATER = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType, Future, Deferred, Task, Call})
 _STREAMS = (GeneratorType, AsyncGeneratorType)
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def idempotent(function: Function) -> Function:
-    """Decorator: running this method twice is as good as once, so a client may send it again when it does not know."""
-    function.prpc_idempotent = True  # type: ignore[attr-defined]
-    return function
 
 
 @dataclass(frozen=True)
@@ -60,27 +55,23 @@ class ServerStatistics:
 
     requests: int = 0  # and notifications, whose handler ran or is queued
     failures: int = 0  # handlers that raised, for requests and notifications
-    rejected: int = 0  # refused before a handler ran
+    rejected: int = 0  # refused before a handler ran: the sum of `refused`
     expired: int = 0  # whose deadline had passed before their handler could run
     cancelled: int = 0  # given up by their callers
     tasks: int = 0  # running now
     queued: int = 0  # waiting for one of those to end
-
-
-@dataclass(frozen=True)
-class Method:
-    """What is known of one method; `signature` is None where Python knows none."""
-
-    name: str
-    signature: inspect.Signature | None
-    kind: str  # "plain", "task", "stream"
-    is_idempotent: bool
-    text: str  # the first line of its docstring
+    refused: Mapping[str, int] = field(default_factory=dict)  # how many, by reason: names of message.Status in lower case
+    timings: Mapping[str, MethodTiming] = field(default_factory=dict)  # by method; with RpcService(timing=True) only
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of one server. Raises ConfigError for what is not possible."""
+    """Of one server. Raises ConfigError for what is not possible.
+
+    tasks_max        `async def` handlers and streams that run at a time
+    queue_calls_max  calls that wait for one of them to end; plain functions may owe tasks_max + queue_calls_max later answers
+    queue_bytes_max  bytes of the arguments of those that wait
+    """
 
     tasks_max: int = TASKS_MAX
     queue_calls_max: int = QUEUE_CALLS_MAX
@@ -91,38 +82,6 @@ class Bounds:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is allowed")
-
-
-def public_methods(served: object) -> dict[str, Callable[..., Any]]:
-    """What a server exposes of an object: its public methods, or the functions of a dict. Raises ConfigError."""
-    if isinstance(served, Mapping):
-        functions = dict(served)
-        for name, function in functions.items():
-            if not isinstance(name, str) or not callable(function):
-                raise ConfigError(f"a dict of functions maps str to callables; it has {name!r}: {function!r}")
-    else:
-        functions = {
-            name: getattr(served, name)
-            for name in dir(served)
-            if not name.startswith("_") and callable(getattr(served, name)) and not isinstance(getattr(served, name), type)
-        }
-    if not functions:
-        raise ConfigError(f"{served!r} has no public method to serve: pass an object with public methods, or a dict of functions")
-    return functions
-
-
-def _describe(name: str, function: Callable[..., Any]) -> Method:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none
-        signature = None
-    kind = "plain"
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        kind = "stream"
-    elif inspect.iscoroutinefunction(function) or class_of(function) is not class_of(_describe):
-        kind = "task"
-    text = (inspect.getdoc(function) or "").partition("\n")[0]
-    return Method(name, signature, kind, bool(getattr(function, "prpc_idempotent", False)), text)
 
 
 class Server:
@@ -136,6 +95,7 @@ class Server:
         served: object,
         bounds: Bounds | None = None,
         allow: AllowList | None = None,
+        timing: Timing | None = None,
     ) -> None:
         self.service = service
         self._allow = allow if allow is not None and allow.guards(service) else None  # None: nothing to ask
@@ -143,7 +103,10 @@ class Server:
         self.target = target
         self.bounds = bounds or Bounds()
         self.jobs = Gate(f"server {server_id} of {service!r}")  # running and queued ones are inside
-        self.requests = self.failures = self.rejected = self.expired = self.cancelled = self.tasks = 0
+        self.requests = self.failures = self.expired = self.cancelled = self.tasks = 0
+        self.refused: dict[str, int] = {}  # by reason
+        self._timers: dict[str, MethodTimer] = {}
+        self._open_jobs: set[Job] = set()  # those inside the gate
         self._queue: deque[Job] = deque()
         self._queue_bytes = 0
         self._starting = False
@@ -155,15 +118,30 @@ class Server:
             key = method_key(name)
             if key in self._methods:
                 raise ConfigError(f"methods {name!r} and {self._methods[key].name!r} have the same CRC-32: rename one of them")
-            method = self._methods[key] = _describe(name, function)
-            (self._plain if method.kind == "plain" else self._others)[key] = function
+            method = self._methods[key] = describe(name, function)
+            if timing is not None and method.kind != "stream":
+                timer = self._timers[name] = MethodTimer(f"{name!r} of server {server_id} of {service!r}", timing)
+                function = timer.wrap(function)
+            if method.kind == "plain":
+                self._plain[key] = function
+            else:
+                self._others[key] = as_task(method, function) if method.kind == "task" else function
 
     # -- what it tells of itself -----------------------------------------------------------------------------------------
 
     def statistics(self) -> ServerStatistics:
         """A snapshot."""
+        refused = dict(self.refused)
         return ServerStatistics(
-            self.requests, self.failures, self.rejected, self.expired, self.cancelled, self.tasks, len(self._queue)
+            requests=self.requests,
+            failures=self.failures,
+            rejected=sum(refused.values()),
+            expired=self.expired,
+            cancelled=self.cancelled,
+            tasks=self.tasks,
+            queued=len(self._queue),
+            refused=refused,
+            timings={name: timer.statistics() for name, timer in self._timers.items()},
         )
 
     def health(self) -> dict[str, Any]:
@@ -201,6 +179,18 @@ class Server:
         self._plain = {key: self._plain[key] for key in self._plain if self._methods[key].name == HEALTH}
         return self.jobs.close()
 
+    def cut(self) -> int:
+        """After stop(), for who does not wait any longer: end what has begun, streams too, and tell the callers; how many."""
+        text = f"{self.service!r} was closed before it was done"
+        jobs = sorted(self._open_jobs, key=lambda job: not job.is_queued)  # queued ones first: or they would begin yet
+        for job in jobs:
+            if job.is_queued:
+                self._drop(job)
+                job.peer.fail(job.call_id, Status.STOPPING, "", f"{self.service!r} is stopping here", "")
+            elif job.cancel is not None:
+                job.cancel(CancelledError(text))
+        return len(jobs)
+
     # -- requests --------------------------------------------------------------------------------------------------------
 
     def request(
@@ -233,7 +223,10 @@ class Server:
             CONTEXT.value = outer
         del arguments  # the caller gets its blocks back before the answer, unless the handler keeps them
         if type(value) in _LATER:
-            self._answer_later(self._job(peer, call_id, key, timeout_ms, (), 0, False), value)
+            if self._has_room(peer, call_id):
+                self._answer_later(self._job(peer, call_id, key, timeout_ms, (), 0, False), value)
+            else:
+                _discard(value)
         elif call_id and not peer.reply(call_id, value):
             self.failures += 1
 
@@ -260,6 +253,8 @@ class Server:
             return
         if self._allow is not None and self._forbids(peer, call_id, key):
             return
+        if self._is_doubled(peer, call_id):
+            return
         if self.jobs.closed:
             self._refuse(peer, call_id, Status.STOPPING, "", f"{self.service!r} is stopping here")
             return
@@ -279,7 +274,9 @@ class Server:
         except DECODE_ERRORS as error:
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "ArchiveError", str(error))
             return
+        handovers: Sequence[Handover] = ()
         if blocks:
+            handovers = handovers_in(blocks)
             blocks.clear()
         self.requests += 1
         job = self._job(peer, call_id, key, timeout_ms, arguments, nbytes, is_stream)
@@ -289,7 +286,26 @@ class Server:
             self._queue.append(job)
             self._queue_bytes += nbytes
             job.is_queued = True
+            job.handovers = handovers
             job.cancel = lambda error: self._drop(job)
+
+    def _has_room(self, peer: Peer, call_id: int) -> bool:
+        """Whether one more plain function may answer later: as many may as run and wait. Else its caller has been told."""
+        if self._is_doubled(peer, call_id):
+            return False
+        most = self.bounds.tasks_max + self.bounds.queue_calls_max
+        if self.tasks >= most:
+            self._refuse(
+                peer, call_id, Status.BACKPRESSURE, "", f"{self.tasks} calls of {self.service!r} are to be answered later"
+            )
+        return self.tasks < most
+
+    def _is_doubled(self, peer: Peer, call_id: int) -> bool:
+        """Whether the caller uses a number again before its call is answered: it is hung up on, as answers have no other name."""
+        if call_id not in peer.running:
+            return False
+        peer.connection.close(RemoteProtocolError(f"call {call_id} was asked again before it was answered"))
+        return True
 
     def _job(
         self, peer: Peer, call_id: int, key: int, timeout_ms: int, arguments: Sequence[Any], nbytes: int, is_stream: bool
@@ -300,6 +316,7 @@ class Server:
             job.window = Window(None)
             job.inbox = Inbox(None, lambda items: peer.send_note(CREDIT, call_id, TO_CALLER, items))
         self.jobs.enter()
+        self._open_jobs.add(job)
         if call_id:
             peer.running[call_id] = job
         return job
@@ -308,7 +325,7 @@ class Server:
         """Call its handler."""
         function = self._others.get(job.key) or self._plain[job.key]
         outer, CONTEXT.value = CONTEXT.value, job
-        arguments, job.arguments = job.arguments, ()
+        arguments, job.arguments, job.handovers = job.arguments, (), ()
         job.is_queued = False
         self.tasks += 1
         try:
@@ -336,9 +353,12 @@ class Server:
             done = self._task(job, value)
         finally:
             CONTEXT.value = outer
+        if done.finished:  # it never waited
+            self._ended(job, done)
+            return
         # A Deferred is not held from here, so that it is answered for when its handler lets go of it.
         job.cancel = done.cancel if type(done) is not Deferred else lambda error: self._cut(job, error)
-        if job.timeout_ms and not done.finished:
+        if job.timeout_ms:
             job.timer = job.peer.reactor.timers.call_at(job.deadline, lambda: self._late(job))
         done.add_done_callback(lambda ended: self._ended(job, ended))
 
@@ -357,8 +377,8 @@ class Server:
                 failed = Future()
                 failed.set_error(TypeError(f"{self._methods[job.key].name!r} yields its results: call it by client.stream()"))
                 return failed
-            value = _pump(job, value)
-        return reactor.spawn(value, queue=class_of(self._others.get(job.key, _pump)))
+            value = pump(job, value)
+        return reactor.spawn(value, queue=class_of(self._others.get(job.key, pump)))
 
     def _ended(self, job: Job, done: Future) -> None:
         """Answer, and start what waits."""
@@ -411,9 +431,12 @@ class Server:
             job.peer.running.pop(job.call_id, None)
         if job.timer is not None:
             job.timer.cancel()
+        for handover in job.handovers:
+            handover.give_back()
         if job.inbox is not None:
             job.inbox.finish(CancelledError("the call is over"))
         job.cancel = None
+        self._open_jobs.discard(job)
         self.jobs.leave()
 
     def _drop(self, job: Job) -> None:
@@ -438,12 +461,13 @@ class Server:
         return text is not None
 
     def _refuse(self, peer: Peer, call_id: int, status: Status, name: str, text: str, more: str = "") -> None:
-        self.rejected += 1
+        reason = status.name.lower()
+        self.refused[reason] = self.refused.get(reason, 0) + 1
         peer.fail(call_id, status, name, text, more)
 
     def _function_raised(self, peer: Peer, call_id: int, key: int, arguments: Sequence[Any], error: BaseException) -> None:
         method = self._methods[key]
-        if isinstance(error, TypeError) and not _fits(method, arguments):
+        if isinstance(error, TypeError) and not method.fits(arguments):
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "TypeError", str(error), f"{method.name}{method.signature}")
         else:
             self._raised(peer, call_id, error)
@@ -455,34 +479,9 @@ class Server:
         peer.fail(call_id, Status.HANDLER_RAISED, name, str(error), "".join(traceback.format_exception(error)))
 
 
-async def _pump(job: Job, items: Generator[Any, None, Any] | AsyncGeneratorType[Any, None]) -> None:
-    """Send what a handler yields, as far as its caller takes it."""
-    window, peer, call_id = job.window, job.peer, job.call_id
-    assert window is not None
-    try:
-        if not isinstance(items, AsyncGeneratorType):
-            for item in items:
-                while (credit := window.take()) is not None:
-                    await credit
-                peer.send_item(call_id, TO_CALLER, item)
-        else:
-            async for item in items:
-                while (credit := window.take()) is not None:
-                    await credit
-                peer.send_item(call_id, TO_CALLER, item)
-    finally:
-        if not isinstance(items, AsyncGeneratorType):
-            items.close()
-        else:
-            await items.aclose()
-
-
-def _fits(method: Method, arguments: Sequence[Any]) -> bool:
-    """Whether the arguments fit the signature: a TypeError then came from inside the handler."""
-    if method.signature is None:
-        return True
-    try:
-        method.signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
+def _discard(value: Any) -> None:
+    """Let go of what a function returned and nobody will wait for."""
+    if isinstance(value, Future):
+        value.cancel()
+    elif not isinstance(value, AsyncGeneratorType):  # which has nothing to end before it began
+        value.close()

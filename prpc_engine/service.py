@@ -8,6 +8,7 @@ and connections of its own; a server made with sharded=True lives in them, one i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
@@ -19,35 +20,44 @@ from typing import Any, Literal
 from prpc_engine import errors, slab
 from prpc_engine.allow import AllowList
 from prpc_engine.call import TIMEOUT_S
-from prpc_engine.client import CONNECT_TIMEOUT_S, RpcClient
+from prpc_engine.client import ClientStatistics, RpcClient
 from prpc_engine.config import (
     SERVER_ID_MAX,
     TlsSettings,
+    advertise_from,
     allow_from,
     check_environment,
     check_name,
     check_number,
+    check_stall_budget,
     check_timeout,
     limits_from,
     secret_from,
     transports_from,
 )
 from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
+from prpc_engine.hedge import HedgePolicy
+from prpc_engine.hedging import HedgingClient
 from prpc_engine.master.client import MasterClient, SessionBackend
 from prpc_engine.master.master import close_in_reactor, master_error
+from prpc_engine.master.namespace import DEFAULT_ROOT
 from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.registry import ServerEntry
-from prpc_engine.master.session import MasterSession
+from prpc_engine.master.session import LEASE_S, MasterSession, check_lease, check_root
 from prpc_engine.master.watch import TreeEvent
+from prpc_engine.mender import CONNECT_TIMEOUT_S
+from prpc_engine.method import ENGINE
 from prpc_engine.node import Node, Values
 from prpc_engine.peer import PeerStatistics
 from prpc_engine.retry import RetryPolicy
 from prpc_engine.server import Bounds, Server, ServerStatistics
 from prpc_engine.sharded import ShardSettings, open_shard, serve_in_shard, stop_serving_in_shard
-from shard import Driver, Future, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
+from prpc_engine.timing import Timing
+from shard import STALL_BUDGET_S, Driver, Future, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
 
 SHARDS_MAX = 64
 SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
+CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
 REFRESH_TIMEOUT_S = 2.0  # for a master that is there to say who serves now
 LINGER_S = 0.2  # at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps one
 
@@ -60,6 +70,7 @@ class ServiceStatistics:
     peers: tuple[PeerStatistics, ...]
     servers: dict[str, ServerStatistics]  # by "service/server id"
     slab: SlabStatistics
+    clients: dict[str, ClientStatistics]  # by "service/number", counted from 1 in the order they were made here
 
 
 class RpcServer:
@@ -107,7 +118,10 @@ class RpcServer:
             self._queue.mailbox.restart()
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds. Again: does nothing."""
+        """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds, and then end it.
+
+        What is ended so raises Cancelled at its caller, what had not begun by then Stopping. Again: does nothing.
+        """
         if not self._closed:
             self._closed = True
             self.terminate()
@@ -123,6 +137,7 @@ class RpcService:
     polling     never sleep while waiting: lowest latency for a whole core
     pin         core for the calling thread, None: leave it; shards are pinned to cores of their own
     bind        "host:port" to listen at, port 0 for any free one
+    advertise   "host" or "host:port" where others reach this node, if not at what it binds; its shards have ports of their own
     transports  which may be used, in order of preference; None: shared memory, then tcp
     secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
     timeout_s   for the master to answer
@@ -131,6 +146,13 @@ class RpcService:
 
     allow_pickle  send, and accept from members of this job who say so too, any object as a pickle; needs a secret
     compression   of what is sent: "zlib", "zstd", "lz4"; for slow networks only
+
+    lease_s  how long this node's rank and servers outlive its silence, in seconds: a host that vanished, or a process that was
+             stopped, is noticed after so many; a process that ended on the master's host at once. None: 5; shards have the same
+    root     which job of those that share the master: its ranks, services and tree are its own. None: the usual one
+    stall_budget_s  a handler that keeps the reactor, or a shard, for more seconds is named in the log; math.inf: none is
+    timing       measure how long each handler takes, for statistics() and prpc_engine.metrics: 0.3 us a call, `async def` 2 us
+    slow_call_s  as timing, and handlers that take so many seconds are named in the log
 
     Raises MasterUnreachable, AuthenticationFailed, AddressInUse, ConfigError.
     """
@@ -150,22 +172,35 @@ class RpcService:
         allow: AllowList | None = None,
         allow_pickle: bool = False,
         compression: str | None = None,
+        lease_s: float | None = None,
+        root: str | None = None,
+        stall_budget_s: float = STALL_BUDGET_S,
+        timing: bool = False,
+        slow_call_s: float | None = None,
+        advertise: str | None = None,
     ) -> None:
         check_environment()
         self.shards = auto_shards() if shards == "auto" else check_number("shards", shards, 0, SHARDS_MAX)
         chosen = transports_from(transports)
         host, port = host_and_port(bind)
         host_and_port(master)
+        self._lease_s = LEASE_S if lease_s is None else lease_s
+        check_lease(self._lease_s, None)
+        self._root = DEFAULT_ROOT if root is None else root
+        check_root(self._root)
+        check_stall_budget(stall_budget_s)
         self._secret = secret_from(secret)
         self._limits = limits_from(limits)
-        self._tls, self._allow = tls, allow_from(allow)
+        self._tls, self._allow, self._advertise = tls, allow_from(allow), advertise_from(advertise)
         self._values = Values(allow_pickle, compression)
-        self._clients: weakref.WeakSet[RpcClient] = weakref.WeakSet()
+        self._timing = Timing(slow_call_s) if timing or slow_call_s is not None else None
+        self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()  # by "service/number"
+        self._client_numbers = itertools.count(1)
         self._watching = False  # for servers that come and go
         self._cores_before = None if pin is None else _pin_thread(pin)
         self._master = master
         self._closed = False
-        self._driver = Driver(polling)
+        self._driver = Driver(polling, stall_budget_s=stall_budget_s, engine=ENGINE)
         self._group: ShardGroup | None = None
         self._master_client: MasterClient | None = None
         try:
@@ -180,11 +215,12 @@ class RpcService:
                 port,
                 tls,
                 self._values,
+                self._advertise,
             )
-            self._session = MasterSession(self._node, master, open_timeout_s=timeout_s)
+            self._session = MasterSession(self._node, master, self._lease_s, root=self._root, open_timeout_s=timeout_s)
             self._join(timeout_s)
             if self.shards:
-                self._start_shards(self.shards, polling, chosen, host)
+                self._start_shards(self.shards, polling, chosen, host, stall_budget_s)
         except BaseException:
             self._shut()
             raise
@@ -209,8 +245,8 @@ class RpcService:
             self._master_client = MasterClient(backend=SessionBackend(self._session))
         return self._master_client
 
-    def _start_shards(self, shards: int, polling: bool, transports: tuple[str, ...], host: str) -> None:
-        self._group = ShardGroup(shards, polling=polling, driver=self._driver)
+    def _start_shards(self, shards: int, polling: bool, transports: tuple[str, ...], host: str, stall_budget_s: float) -> None:
+        self._group = ShardGroup(shards, polling=polling, driver=self._driver, stall_budget_s=stall_budget_s)
         settings = ShardSettings(
             master=self._master,
             rank=self.rank,
@@ -221,6 +257,10 @@ class RpcService:
             tls=self._tls,
             allow=self._allow,
             values=self._values,
+            lease_s=self._lease_s,
+            root=self._root,
+            timing=self._timing,
+            advertise=self._advertise,
         )
         self._group.map(open_shard, settings, timeout_s=CONNECT_TIMEOUT_S)
 
@@ -253,7 +293,7 @@ class RpcService:
         Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
         server_id, target = self._register(name, server_id)
         # The master tells clients of it first; a request that is faster than the next line is told to come again.
-        self._node.servers[target] = Server(name, server_id, target, served, bounds, self._allow)
+        self._node.servers[target] = Server(name, server_id, target, served, bounds, self._allow, self._timing)
         self._driver.take_over()
         return RpcServer(self, name, (server_id,), (target,), queue)
 
@@ -290,17 +330,19 @@ class RpcService:
                 self._drain(server, drain_s)
             self._node.servers.pop(target, None)
         if self._group is not None and not self._closed:
-            self._group.map(stop_serving_in_shard, targets, timeout_s=TIMEOUT_S)
+            self._group.map(stop_serving_in_shard, targets, drain_s, timeout_s=drain_s + TIMEOUT_S)
 
     def _drain(self, server: Server, drain_s: float) -> None:
-        stopped = Future(self._driver)
-
-        def stop() -> None:
-            server.stop().add_done_callback(lambda _: stopped.set_result(None))
-
-        self._driver.reactor.call_soon(stop)
-        with contextlib.suppress(TimeoutError):
+        """Let what has begun go on for so long, then end it."""
+        stopped, cut = Future(self._driver), Future(self._driver)
+        in_reactor = self._driver.reactor.call_soon
+        in_reactor(lambda: server.stop().add_done_callback(lambda _: stopped.set_result(None)))
+        try:
             stopped.result(drain_s)
+        except TimeoutError:
+            in_reactor(lambda: cut.set_result(server.cut()))
+            with contextlib.suppress(TimeoutError):  # a handler keeps the reactor: it is cut when that returns
+                cut.result(CUT_TIMEOUT_S)
 
     def serve_forever(self, timeout_s: float | None = None) -> None:
         """Drive the reactor from the calling thread, for `timeout_s` seconds or until stop_serving() or close().
@@ -326,12 +368,14 @@ class RpcService:
         balance: str = "least_outstanding",
         retry: RetryPolicy | None = None,
         idempotent: Iterable[str] = (),
+        hedge: HedgePolicy | None = None,
     ) -> RpcClient:
         """A client of service `name`, as soon as it has `expected_servers` servers. Raises NoServer after `timeout_s` seconds.
 
         balance     who gets a call: "least_outstanding" of two chosen at random, "random", "round_robin", "local_first"
         retry       how often and how soon a failed call is tried again (retry.py)
         idempotent  methods that may be run twice, beside those that the server registered so
+        hedge       when an idempotent method is asked of a second server, because the first is slow (hedge.py); None: never
         """
         check_number("expected_servers", expected_servers, 0, 1 << 20)
         check_name(name)
@@ -344,8 +388,9 @@ class RpcService:
                 f"service {name!r} has {len(entries)} of {expected_servers} servers after {timeout_s} s; the master at "
                 f"{self._master} knows these services: {', '.join(services) or 'none'}"
             )
-        client = RpcClient(name, self._node, entries, lambda: self._look_again(name), balance, retry, idempotent)
-        self._clients.add(client)
+        settings = name, self._node, entries, lambda: self._look_again(name), balance, retry, idempotent
+        client = RpcClient(*settings) if hedge is None else HedgingClient(*settings, hedge=hedge)
+        self._clients[f"{name}/{next(self._client_numbers)}"] = client
         if not self._watching:
             self._watching = True
             # Not here: a handler may be what makes the client, and must not wait for the master.
@@ -365,7 +410,7 @@ class RpcService:
     def _servers_changed(self, event: TreeEvent) -> None:
         """A server of some service came or went. In the watch's own thread."""
         name = event.path.removeprefix(SERVERS_PATH).strip("/").partition("/")[0]
-        for client in list(self._clients):
+        for _, client in self._living_clients():
             if client.name == name:
                 with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
                     client.refresh()
@@ -391,16 +436,26 @@ class RpcService:
             peers=tuple(peer.statistics() for peer in self._node.peers()),
             servers={f"{one.service}/{one.server_id}": one.statistics() for one in list(self._node.servers.values())},
             slab=self._node.slab.statistics(),
+            clients={key: client.statistics() for key, client in self._living_clients()},
         )
 
+    def _living_clients(self) -> list[tuple[str, RpcClient]]:
+        references = self._clients.valuerefs()  # copied at once: other threads make clients meanwhile
+        return [(reference.key, client) for reference in references if (client := reference()) is not None]
+
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
 
     def _check_open(self) -> None:
         if self._closed:
             raise errors.Closed("this RpcService was closed here")
 
     def _shut(self) -> None:
-        for client in list(self._clients):
+        for _, client in self._living_clients():
             client.close()
         if self._group is not None:
             self._group.close()

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prpc_engine import slab
+from prpc_engine.address import Address
 from prpc_engine.allow import AllowList
 from prpc_engine.config import TlsSettings
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node, Values
 from prpc_engine.server import Bounds, Server
+from prpc_engine.timing import Timing
 from shard import Limits, ShardError, this_shard
 
 
@@ -30,6 +32,10 @@ class ShardSettings:
     tls: TlsSettings | None
     allow: AllowList
     values: Values
+    lease_s: float
+    root: str
+    timing: Timing | None
+    advertise: Address | None  # the node's: its port is not ours
 
 
 class _ShardNode:
@@ -50,8 +56,9 @@ class _ShardNode:
             0,
             settings.tls,
             settings.values,
+            settings.advertise and Address(settings.advertise.host, 0),
         )
-        self.session = MasterSession(self.node, settings.master)
+        self.session = MasterSession(self.node, settings.master, settings.lease_s, root=settings.root)
         shard.at_stop(self.close)
 
     def close(self) -> None:
@@ -83,13 +90,23 @@ async def serve_in_shard(name: str, factory: Callable[[], object], server_id: in
     served = factory()
     Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
     server_id, target, _ = await here.session.register_server(name, server_id)
-    here.node.servers[target] = Server(name, server_id, target, served, bounds, here.settings.allow)
+    here.node.servers[target] = Server(name, server_id, target, served, bounds, here.settings.allow, here.settings.timing)
     return server_id, target
 
 
-async def stop_serving_in_shard(targets: tuple[int, ...]) -> None:
-    """Forget those of the servers that live here."""
+async def stop_serving_in_shard(targets: tuple[int, ...], drain_s: float) -> None:
+    """Take back those of the servers that live here; what has begun goes on for up to `drain_s` seconds."""
     here = _here()
     for target in targets:
-        if here.node.servers.pop(target, None) is not None:
+        server = here.node.servers.get(target)
+        if server is not None:
             await here.session.deregister_server(target)
+            await _drain(here, server, drain_s)
+            here.node.servers.pop(target, None)
+
+
+async def _drain(here: _ShardNode, server: Server, drain_s: float) -> None:
+    over = here.node.reactor.sleep(drain_s)
+    server.stop().add_done_callback(lambda _: over.set_result(None))
+    await over
+    server.cut()
