@@ -32,6 +32,9 @@ Every first line says what was asked, of whom, over what, after how long, and wh
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from shard import ShmFull
 
 __all__ = [
@@ -135,6 +138,11 @@ class RemoteError(RpcError):
         self.type_name = type_name
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copy and pickle, which would call it with the text alone."""
+        more = {"type_name": self.type_name, "remote_message": self.remote_message, "remote_traceback": self.remote_traceback}
+        return partial(type(self), **more), self.args
 
 
 class DeadlineExceeded(RpcError, TimeoutError):

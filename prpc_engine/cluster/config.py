@@ -1,0 +1,43 @@
+"""What a Server is told beside its place in the cluster. The NETWORK_* variables say the rest (prpc_engine/network.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prpc_engine.cluster.rendezvous import BYTES_MAX, TENSORS_MAX
+from prpc_engine.config import TlsSettings, check_number
+from shard import Limits
+
+SHARDS_MAX = 64
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Raises ConfigError.
+
+    tensor_fuse   receives of one source and step leave together (fuse.py). None: as PRPC_TENSOR_FUSE says, else not
+    shards        processes that answer receives over tcp (relay.py); None: as many as NETWORK_PS_CORE_NUMBER or
+                  NETWORK_WORKER_CORE_NUMBER say, where they are set, say more than 1, and leave a core to the application; else 0
+    transports    for data, in order of preference; None: shared memory, then tcp. Control is tcp
+    secret        the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
+    limits, tls   as of RpcService
+    tensors_max   tensors and requests that may wait here; None: as REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE says, else 65,536
+    bytes_max     of the tensors that may wait here
+    """
+
+    tensor_fuse: bool | None = None
+    shards: int | None = None
+    transports: Sequence[str] | None = None
+    secret: bytes | str | None = field(default=None, repr=False)
+    limits: Limits | None = None
+    tls: TlsSettings | None = None
+    tensors_max: int | None = None
+    bytes_max: int = BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.shards is not None:
+            check_number("shards", self.shards, 0, SHARDS_MAX)
+        if self.tensors_max is not None:
+            check_number("tensors_max", self.tensors_max, 1, TENSORS_MAX << 10)
+        check_number("bytes_max", self.bytes_max, 1, 1 << 62)

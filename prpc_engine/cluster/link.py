@@ -1,0 +1,306 @@
+"""The way to one other task: found through its control address, then its data address; and what waits for it.
+
+    state        event                                         next
+    down         something is to be sent                       connecting, in a thread of its own
+    connecting   hello answered, data connected                up: what waits leaves, in its order
+    connecting   no answer there, first time                   connecting; one line in the log; what is not patient fails
+    connecting   no answer there, later                        connecting, with growing pauses
+    connecting   connection timeout, or nothing waits any more down: what waits fails with TaskUnreachable
+    connecting   other cluster, other secret                   down: what waits fails with that, at once
+    up           connection lost                               down: what is under way fails with TaskLost, at once
+    any          close()                                       closed: what waits fails with Closed
+
+Whatever waits has its own deadline, kept by a timer until it leaves and by the peer's table from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.address import Address
+from prpc_engine.cluster.control import (
+    CONTROL_TARGET,
+    DATA_TARGET,
+    HELLO,
+    Facts,
+    check_plan,
+    check_task,
+    data_addresses,
+)
+from prpc_engine.cluster.errors import TaskLost, TaskUnreachable, typed
+from prpc_engine.master.protocol import FixedRoute
+from prpc_engine.message import method_key
+from prpc_engine.node import Node
+from prpc_engine.peer import Peer
+from shard import VALUE, Future, ShardError, Timer
+
+CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address, and for the answer to hello()
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between attempts: a task that comes up is found soon, one that does not costs little
+WAITING_MAX = 65536  # requests for a task that is not connected
+
+logger = logging.getLogger("prpc")
+
+
+@dataclass(frozen=True)
+class LinkStatistics:
+    """The way to one other task."""
+
+    state: str  # "down", "connecting", "up"
+    transport: str  # "" when it is not up
+    incarnation: int  # of the task when it was last connected; 0: never
+    waiting: int  # requests that wait for the connection
+    requests: int  # sent over it, or to be
+
+
+class Errand(Future):
+    """One request on its way to another task."""
+
+    method: str = ""
+    what: str = ""  # for texts
+    arguments: Callable[[int], tuple[Any, ...]] | None = None  # told the incarnation of the task; may raise
+    deadline: float = 0.0
+    is_patient: bool = True  # it waits while the task does not come up
+    timer: Timer | None = None
+    call: Future | None = None
+
+    def cancel(self, error: BaseException | None = None) -> bool:
+        """Nobody waits for it any more; the task is told."""
+        ended = Future.cancel(self, error)
+        if self.call is not None:
+            self.call.cancel()
+        return ended
+
+
+class Link:
+    """See the file's head. Owned by a Server; thread-safe.
+
+    `task`, `control`  who that is, and where; `data`: by rule "file" or "offset"
+    `me`               what to say of this side
+    """
+
+    def __init__(
+        self, task: str, control: Address, data: Address | None, me: Facts, control_node: Node, data_node: Node, patience_s: float
+    ) -> None:
+        self.task = task
+        self._control, self._data, self._me = control, data, me
+        self._control_node, self._data_node = control_node, data_node
+        self._patience_s = patience_s
+        self._text = f"{task} at {control}"
+        self._hello_route = FixedRoute(CONTROL_TARGET, task)
+        self._route = FixedRoute(DATA_TARGET, task)
+        self._guard = threading.Lock()
+        self._wake = threading.Event()
+        self._waiting: list[Errand] | None = None  # None: not connecting
+        self._closed = False
+        self._requests = 0
+        self.peer: Peer | None = None
+        self.incarnation = 0
+
+    def statistics(self) -> LinkStatistics:
+        """A snapshot."""
+        peer, waiting = self.peer, self._waiting
+        is_up = peer is not None and not peer.lost
+        return LinkStatistics(
+            state="up" if is_up else "down" if waiting is None else "connecting",
+            transport=peer.connection.transport if peer is not None and is_up else "",
+            incarnation=self.incarnation,
+            waiting=len(waiting or ()),
+            requests=self._requests,
+        )
+
+    # -- requests --------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float, is_patient: bool = True
+    ) -> Errand:
+        """Ask the task; never waits. The errand ends within `timeout_s`. Raises Closed, Backpressure."""
+        self._requests += 1
+        errand = Errand(
+            self._data_node.waiter,
+            method=method,
+            what=what,
+            arguments=arguments,
+            deadline=time.monotonic() + timeout_s,
+            is_patient=is_patient,
+        )
+        peer = self.peer
+        if peer is not None and not peer.lost and self._waiting is None:
+            self._send(errand, peer)
+            return errand
+        with self._guard:
+            if self._closed:
+                raise self._closed_error()
+            if self._waiting is None:
+                self._waiting = []
+                threading.Thread(target=self._connect, name=f"prpc-link-{self.task}", daemon=True).start()
+            elif len(self._waiting) >= WAITING_MAX:
+                raise errors.Backpressure(f"{len(self._waiting)} requests wait for {self._text}, {WAITING_MAX} may; slow down")
+            self._waiting.append(errand)
+        self._data_node.reactor.call_soon(partial(self._arm, errand))
+        return errand
+
+    def _send(self, errand: Errand, peer: Peer) -> None:
+        left_s = errand.deadline - time.monotonic()
+        try:
+            assert errand.arguments is not None
+            arguments = errand.arguments(self.incarnation)
+            call = peer.request(self._route, errand.method, method_key(errand.method), arguments, max(0.0, left_s), True, None)
+        except Exception as error:
+            self._fail(errand, error)
+            return
+        errand.call = call
+        call.add_done_callback(partial(self._answered, errand))
+        if errand.finished:
+            call.cancel()  # given up while it was sent
+
+    def _answered(self, errand: Errand, call: Future) -> None:
+        errand.call = None
+        if call.finished == VALUE:
+            errand.set_result(call._outcome)
+            return
+        error = call._outcome
+        if isinstance(error, errors.RemoteError):
+            error = typed(error)
+        elif isinstance(error, errors.MaybeExecuted):
+            error = TaskLost(f"{errand.what} was asked of {self._text}, which was lost: {error}")
+        elif isinstance(error, errors.DeadlineExceeded):
+            error = errors.DeadlineExceeded(
+                f"{errand.what} did not come from {self._text} in time: look whether that task sends it, and for this step and "
+                f"task, or allow a larger timeout_s ({error})"
+            )
+        errand.set_error(error)
+
+    def _fail(self, errand: Errand, error: BaseException) -> None:
+        # In the reactor: whoever waits may have it parked, and would not see what another thread completes.
+        self._data_node.reactor.call_soon(partial(errand.set_error, error))
+
+    def _arm(self, errand: Errand) -> None:
+        if not errand.finished and errand.call is None:
+            errand.timer = self._data_node.reactor.timers.call_at(errand.deadline, partial(self._expire, errand))
+            errand.add_done_callback(self._disarm)
+
+    def _disarm(self, errand: Future) -> None:
+        assert isinstance(errand, Errand)
+        if errand.timer is not None:
+            self._data_node.reactor.call_soon(errand.timer.cancel)
+
+    def _expire(self, errand: Errand) -> None:
+        if errand.call is None:  # else the peer's table sees to it
+            errand.set_error(
+                errors.DeadlineExceeded(
+                    f"{errand.what} was not asked of {self._text} before the deadline: it is not connected; start it, allow a "
+                    "larger timeout_s, or look whether it can be reached"
+                )
+            )
+
+    # -- connecting, in a thread of its own --------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        started = time.monotonic()
+        pause_s = PAUSE_S_MIN
+        is_told = False
+        while True:
+            try:
+                peer = self._meet()
+            except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded) as error:
+                waited_s = time.monotonic() - started
+                text = (
+                    f"{self._text} does not answer ({waited_s:.1f} s): {error}; start it, or allow more time by "
+                    f"NETWORK_MAX_CONNECTION_TIMEOUT, which is {self._patience_s * 1e3:.0f} ms"
+                )
+                if waited_s >= self._patience_s or not self._goes_on(TaskUnreachable(text)):
+                    self._end(TaskUnreachable(text))
+                    return
+                if not is_told:
+                    is_told = True
+                    logger.warning("waiting for %s, for up to %.3g s: %s", self._text, self._patience_s, str(error))
+            except Exception as error:  # another cluster, another secret, closed; or a bug, which those that wait must hear of
+                self._end(self._failure(error))
+                return
+            else:
+                self._up(peer)
+                if is_told:
+                    logger.info("%s is there, after %.3g s", self._text, time.monotonic() - started)
+                return
+            self._wake.wait(min(pause_s, max(0.0, self._patience_s - waited_s)))
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    def _meet(self) -> Peer:
+        """Ask who is there, and connect to its data address."""
+        if self._closed:
+            raise self._closed_error()
+        control = self._control_node.peer_at([f"tcp://{self._control}"], CONNECT_TIMEOUT_S, self._text)
+        me = self._me
+        call = control.request(
+            self._hello_route, HELLO, method_key(HELLO), (me.plan, me.task, me.incarnation), CONNECT_TIMEOUT_S, True
+        )
+        try:
+            facts = Facts.read(call.result(), self._control)
+        except errors.UnknownService:
+            raise errors.NotSent(f"who listens at {self._control} is no task of a cluster, or has not started yet") from None
+        check_plan(me.plan, me.task, facts.plan, self.task)
+        check_task(facts, self.task, self._control)
+        peer = self._data_node.peer_at(
+            data_addresses(facts, self._control, self._data), CONNECT_TIMEOUT_S, f"data of {self._text}"
+        )
+        self.incarnation = facts.incarnation
+        return peer
+
+    def _failure(self, error: Exception) -> errors.RpcError:
+        """What to tell those that wait, of what no attempt should raise."""
+        if isinstance(error, errors.RpcError):
+            return error
+        if isinstance(error, ShardError):
+            return errors.Closed(f"{self.task} was not asked: {error}")
+        logger.error("connecting to %s failed: %s: %s", self._text, type(error).__name__, str(error))
+        return errors.RpcError(f"{self._text} was not asked: {type(error).__name__}: {error}")
+
+    def _goes_on(self, error: errors.RpcError) -> bool:
+        """After an attempt: what is not patient fails; whether anything else waits."""
+        with self._guard:
+            assert self._waiting is not None
+            hasty = [errand for errand in self._waiting if not errand.is_patient]
+            self._waiting[:] = [errand for errand in self._waiting if errand.is_patient and not errand.finished]
+            goes_on = bool(self._waiting) and not self._closed
+        for errand in hasty:
+            self._fail(errand, error)
+        return goes_on
+
+    def _up(self, peer: Peer) -> None:
+        while True:
+            with self._guard:
+                errands = self._waiting or []
+                self._waiting = [] if errands else None
+                if not errands:
+                    self.peer = peer
+                    return
+            for errand in errands:
+                if not errand.finished:
+                    self._send(errand, peer)
+
+    def _end(self, error: errors.RpcError) -> None:
+        with self._guard:
+            errands, self._waiting = self._waiting or [], None
+        for errand in errands:
+            self._fail(errand, error)
+
+    def close(self) -> None:
+        """Ask no more; what waits fails. While the reactor still turns."""
+        with self._guard:
+            self._closed = True
+            errands = self._waiting or []
+            if self._waiting is not None:
+                self._waiting = []
+        self._wake.set()
+        for errand in errands:
+            errand.set_error(self._closed_error())
+
+    def _closed_error(self) -> errors.Closed:
+        return errors.Closed(f"{self.task} was not asked: this server was stopped here")

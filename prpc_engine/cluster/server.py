@@ -1,0 +1,417 @@
+"""A task of a cluster: it listens at its control and data address, and exchanges named tensors with the other tasks.
+
+    state     start()                      stop()      join(), send(), recv(), ...
+    NEW       STARTED; NEW when it fails   STOPPED     Closed
+    STARTED   STARTED                      STOPPED     what they do
+    STOPPED   Closed                       STOPPED     Closed; join() returns
+
+There is no master: the ClusterSpec is the registry, and who listens where is found by control.py and link.py. All of it lives in
+this process, but for the communication shards that endpoint.py starts where somebody asks for them.
+
+Receive-driven: send() puts a tensor into the table here (rendezvous.py), where it waits until its receiver asks for it. Arrays
+from prpc_engine.empty() are not copied, and over shared memory the receiver reads that very memory; others are copied once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prpc_engine import errors, slab
+from prpc_engine.call import TIMEOUT_S
+from prpc_engine.cluster.config import ServerConfig
+from prpc_engine.cluster.control import ABORT, RECEIVE
+from prpc_engine.cluster.endpoint import Endpoint, place_from
+from prpc_engine.cluster.errors import StepAborted
+from prpc_engine.cluster.fuse import Collector
+from prpc_engine.cluster.link import Link, LinkStatistics
+from prpc_engine.cluster.names import Names, device, plan_of, who_am_i
+from prpc_engine.cluster.receipt import Message, Receipt
+from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Request, Tensor, restarted
+from prpc_engine.cluster_spec import ClusterSpec
+from prpc_engine.config import check_timeout
+from prpc_engine.context import calling_peer
+from prpc_engine.endpoint_map_file import load_data_endpoints
+from prpc_engine.network import NetworkSettings
+from prpc_engine.peer import Peer
+from shard import Future, SlabStatistics
+
+PROTOCOLS = ("prpc", "grpc++")  # two names of one
+STEP_MAX = (1 << 63) - 1
+KEY_CHARS_MAX = 1024  # what TensorFlow makes of devices, edge, frame and iteration is some 200
+KEYS_MAX = 4096  # of one request: as many arrays as one message may have
+COPY_BYTES_MAX = 16 << 10  # up to here a copy of its own is cheaper than one on the slab: it travels within the message
+ABORT_TIMEOUT_S = 5.0  # for all tasks to be told
+ABORTS_AT_ONCE = 64  # each may need a connection, made by a thread
+
+logger = logging.getLogger("prpc")
+
+
+class State(enum.Enum):
+    """See the table at the top."""
+
+    NEW = "new"
+    STARTED = "started"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class ServerDef:
+    """Who a server is."""
+
+    cluster: ClusterSpec
+    job_name: str
+    task_index: int
+    protocol: str
+
+
+@dataclass(frozen=True)
+class ServerStatistics:
+    """What one asks first when it is stuck: what waits for whom, and what has gone where."""
+
+    state: str
+    rule: str  # by which data addresses are found: "file", "offset", "exchange"
+    messages: int  # requests for tensors that left here
+    tensors: int  # asked for by them
+    fused: int  # of those, how many left with others in one message
+    answers: int  # requests of other tasks that were answered here
+    shards: int  # that answer those that come over tcp; 0: this process does
+    waiting: int  # tensors and requests in the table here
+    waiting_bytes: int  # of the tensors
+    steps: int  # remembered by the table
+    links: Mapping[str, LinkStatistics]  # by device
+    slab: SlabStatistics
+
+
+class Server:
+    """See the file's head. Thread-safe. A context manager.
+
+    cluster     a ClusterSpec, a dict as it takes, or None: as TF_CONFIG says
+    job_name    which job, and which of its tasks, this process is; None: as TF_CONFIG or TASK_INDEX says, or where only one
+    task_index  is possible
+    protocol    "prpc" or "grpc++", which mean the same
+    config      see ServerConfig
+    start       start() at once
+
+    Tasks are named by device, "/job:ps/task:0"; a step is a number from 0 on, and what the tasks do together under one.
+    Raises ConfigError; and as start() does.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec | Mapping[str, Any] | None = None,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str = "prpc",
+        config: ServerConfig | None = None,
+        start: bool = True,
+    ) -> None:
+        if protocol not in PROTOCOLS:
+            raise errors.ConfigError(
+                f"protocol={protocol!r}: {' and '.join(map(repr, PROTOCOLS))} are allowed, and mean the same"
+            )
+        config = config or ServerConfig()
+        spec, task = who_am_i(cluster, job_name, task_index, os.environ)
+        self.server_def = ServerDef(spec, task.job, task.index, protocol)
+        self.settings = NetworkSettings.for_task(spec, task.job, os.environ)
+        for line in self.settings.unread:
+            logger.warning("%s", line)
+        self._endpoints, _ = load_data_endpoints(spec, os.environ)
+        self._names = Names(spec)
+        self._task = device(task)
+        self._number = self._names.number(self._task)
+        plan, data = plan_of(spec, self._endpoints), self._endpoints.addresses.get(task)
+        self._place = place_from(self._task, plan, self._endpoints.rule, spec.addresses[task], data, config, self.settings)
+        self._fuses = self.settings.tensor_fuse if config.tensor_fuse is None else config.tensor_fuse
+        self._guard = threading.Lock()
+        self._changing = threading.Lock()  # of the state
+        self._table = Rendezvous(
+            threading.Lock(), config.tensors_max or self.settings.flow_control_max or TENSORS_MAX, config.bytes_max
+        )
+        self._links: dict[int, Link] = {}
+        self._messages = self._tensors = self._fused = self._answers = 0
+        self.state = State.NEW
+        if start:
+            self.start()
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen. Raises AddressInUse, ConfigError, and Closed after stop()."""
+        with self._changing:
+            if self.state is State.STOPPED:
+                raise self._stopped()
+            if self.state is State.NEW:
+                self._at = Endpoint(self._place, {RECEIVE: self._receive, ABORT: self._abort_here}, self._peer_lost)
+                self._collector = Collector(self._fuses, self._at.driver, threading.Lock(), self._leave)
+                self._at.serve()
+                self.state = State.STARTED
+
+    @property
+    def target(self) -> str:
+        """Where this server's control port is: "prpc://host:port"."""
+        return f"prpc://{self._at.address if self.state is State.STARTED else self._place.control}"
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Serve from this thread until stop(), for `timeout_s` seconds at most; whether it was stopped."""
+        if self.state is State.NEW:
+            raise self._not_started()
+        if self.state is State.STARTED:
+            self._at.driver.run(timeout_s)
+        return self.state is State.STOPPED
+
+    def stop(self) -> None:
+        """Hang up on all tasks: what they wait for here fails with TaskLost, what waits here with Closed. Again: does nothing."""
+        with self._changing:
+            before, self.state = self.state, State.STOPPED
+            if before is not State.STARTED:
+                return
+            for link in list(self._links.values()):
+                link.close()
+            self._collector.end(None, self._stopped())
+            self._at.driver.stop_running()
+            self._at.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stop()
+
+    def _stopped(self) -> errors.Closed:
+        return errors.Closed(f"{self._task} was stopped here: make another Server")
+
+    def _not_started(self) -> errors.Closed:
+        return errors.Closed(f"{self._task} was not started: start() it first")
+
+    def _check_started(self) -> None:
+        if self.state is not State.STARTED:
+            raise (self._stopped() if self.state is State.STOPPED else self._not_started())
+
+    def statistics(self) -> ServerStatistics:
+        """A snapshot."""
+        return ServerStatistics(
+            state=self.state.value,
+            rule=self._endpoints.rule,
+            messages=self._messages,
+            tensors=self._tensors,
+            fused=self._fused,
+            answers=self._answers,
+            shards=self._at.living_shards if self.state is State.STARTED else 0,
+            waiting=self._table.waiting,
+            waiting_bytes=self._table.nbytes,
+            steps=self._table.steps,
+            links={link.task: link.statistics() for link in list(self._links.values())},
+            slab=slab.default_slab().statistics(),
+        )
+
+    # -- tensors ---------------------------------------------------------------------------------------------------------
+
+    def send(self, key: str, tensor: object, *, to: str, step: int, is_dead: bool = False) -> None:
+        """Have a tensor ready for a task that receives `key` in that step. Never waits.
+
+        An array of prpc_engine.empty() is sent as it is when its receiver asks; anything else is copied here. A dead tensor is
+        None, sent with is_dead=True. Raises Duplicate, StepAborted, Backpressure, BadArguments, ConfigError, ShmFull.
+        """
+        self._check_started()
+        _check_step(step)
+        _check_key(key)
+        number = self._names.number(to)
+        if is_dead != (tensor is None):
+            raise errors.BadArguments(
+                f"{key!r}: a dead tensor is None with is_dead=True, a living one an array with is_dead=False"
+            )
+        ready = self._table.put(step, number, key, None if is_dead else self._kept(key, tensor))
+        if ready is not None:
+            self._at.driver.reactor.call_soon(partial(self._answer, *ready))
+
+    def recv(self, key: str, *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Tensor:
+        """The tensor that `source` sends here under `key` in that step; None for a dead one. It is read-only.
+
+        Waits for it, and for `source` to come up, for `timeout_s` seconds at most. Raises DeadlineExceeded, TaskLost,
+        TaskUnreachable, TaskRestarted, StepAborted, Duplicate, ConfigError, AuthenticationFailed."""
+        tensor: Tensor = self.submit_recv(key, source=source, step=step, timeout_s=timeout_s).result()
+        return tensor
+
+    def submit_recv(self, key: str, *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Receipt:
+        """The future of recv(): .result(), .done(), .cancel(), or await. The timeout counts from when the request leaves: at
+        once, or with others (fuse.py)."""
+        number = self._check_receive(source, step, timeout_s)
+        _check_key(key)
+        return self._collector.receive(number, step, key, timeout_s)
+
+    def recv_many(self, keys: Sequence[str], *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> list[Tensor]:
+        """As recv(), of several tensors by one request: in order of `keys`, as soon as all are there."""
+        tensors: list[Tensor] = self.submit_recv_many(keys, source=source, step=step, timeout_s=timeout_s).result()
+        return tensors
+
+    def submit_recv_many(self, keys: Sequence[str], *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Receipt:
+        """The future of recv_many()."""
+        number = self._check_receive(source, step, timeout_s)
+        if isinstance(keys, str) or not 1 <= len(keys) <= KEYS_MAX:
+            raise errors.BadArguments(f"keys={keys!r:.100}: 1 to {KEYS_MAX} of them are allowed")
+        for key in keys:
+            _check_key(key)
+        return self._collector.receive_many(number, step, list(keys), timeout_s)
+
+    @contextlib.contextmanager
+    def fuse(self, step: int) -> Iterator[None]:
+        """Receives of that step leave together, one request a source: at the end of this, or when somebody waits for one."""
+        self._check_started()
+        _check_step(step)
+        self._collector.open(step)
+        try:
+            yield
+        finally:
+            self._collector.close(step)
+
+    def abort(self, step: int, error: BaseException | str, timeout_s: float = ABORT_TIMEOUT_S) -> tuple[str, ...]:
+        """Give a step up everywhere: what waits in it at any task ends with StepAborted, and so does what comes later.
+
+        Returns the tasks that could not be told within `timeout_s` seconds, which the log names too: one that is not there, or
+        comes up later, hears of it when it asks somebody here."""
+        self._check_started()
+        _check_step(step)
+        check_timeout(timeout_s)
+        what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        text = f"step {step} was aborted by {self._task}: {what}"
+        self._abort_here(step, text)
+        deadline = time.monotonic() + timeout_s
+        others = [number for number in range(len(self._names.tasks)) if number != self._number]
+        untold = []
+        for first in range(0, len(others), ABORTS_AT_ONCE):
+            links = [self._link(number) for number in others[first : first + ABORTS_AT_ONCE]]
+            left_s = max(0.0, deadline - time.monotonic())
+            told = [
+                (link, link.submit(ABORT, f"the abort of step {step}", lambda _: (step, text), left_s, is_patient=False))
+                for link in links
+            ]
+            for link, errand in told:
+                failure = errand.error()
+                if failure is not None:
+                    untold.append(link.task)
+                    logger.warning("%s does not know that step %d was aborted: %s", link.task, step, str(failure))
+        return tuple(untold)
+
+    def cleanup(self, step: int) -> None:
+        """Forget a step that is over here: its tensors go, what still waits in it ends with StepAborted. Its number may be used
+        again once all tasks have cleaned up."""
+        self._check_started()
+        _check_step(step)
+        text = f"step {step} was cleaned up at {self._task} while this waited"
+        self._end_requests(self._table.cleanup(step), text)
+        self._collector.end(step, StepAborted(text))
+
+    # -- what others ask, in the reactor's thread --------------------------------------------------------------------------
+
+    def _receive(self, step: int, keys: list[str], number: int, incarnation: int, wanted: int) -> list[Tensor] | Future:
+        """Tensors of `step` for task `number`; `wanted` is the incarnation that it takes us for."""
+        if wanted != self._at.me.incarnation:
+            raise restarted(step, self._task, wanted, self._at.me.incarnation)
+        self._table.met(step, number, incarnation, device(self._names.tasks[number]))
+        request, tensors = self._table.ask(step, number, keys, calling_peer())
+        if tensors is not None:
+            self._answers += 1
+            return tensors
+        request.answer.add_done_callback(lambda _: self._table.give_up(request))
+        return request.answer
+
+    def _answer(self, request: Request, tensors: list[Tensor]) -> None:
+        self._answers += 1
+        if not request.answer.set_result(tensors):
+            logger.warning(
+                "%d tensors of step %d are lost: %s gave them up as they were sent",
+                len(tensors), request.step, device(self._names.tasks[request.destination]),
+            )  # fmt: skip
+
+    def _peer_lost(self, peer: Peer) -> None:
+        if self.state is State.STARTED:  # else we hung up, on all of them
+            for request in self._table.give_up_all(peer):
+                request.answer.set_result([])  # nobody is there to hear it
+
+    def _abort_here(self, step: int, text: str) -> None:
+        self._end_requests(self._table.abort(step, text), text)
+        self._collector.end(step, StepAborted(text))
+
+    def _end_requests(self, requests: Sequence[Request], text: str) -> None:
+        for request in requests:
+            self._at.driver.reactor.call_soon(partial(request.answer.set_error, StepAborted(text)))
+
+    # -- what we ask -----------------------------------------------------------------------------------------------------
+
+    def _check_receive(self, source: str, step: int, timeout_s: float) -> int:
+        """The number of the source."""
+        self._check_started()
+        _check_step(step)
+        check_timeout(timeout_s)
+        error = self._table.error(step)
+        if error is not None:
+            raise error
+        return self._names.number(source)
+
+    def _leave(self, message: Message) -> None:
+        message.leave(self._send)
+
+    def _send(self, message: Message) -> Future:
+        count = len(message.keys)
+        self._messages += 1
+        self._tensors += count
+        if count > 1:
+            self._fused += count
+        link, step, keys = self._link(message.number), message.step, message.keys
+
+        def arguments(incarnation: int) -> tuple[Any, ...]:
+            self._table.met(step, message.number, incarnation, link.task)
+            return step, keys, self._number, self._at.me.incarnation, incarnation
+
+        what = f"{keys[0]!r} of step {step}" if count == 1 else f"{keys[0]!r} and {count - 1} more of step {step}"
+        return link.submit(RECEIVE, what, arguments, message.timeout_s)
+
+    def _link(self, number: int) -> Link:
+        link = self._links.get(number)
+        if link is None:
+            task = self._names.tasks[number]
+            control = self._at.address if number == self._number else self._names.cluster.addresses[task]
+            data = self._endpoints.addresses.get(task)
+            patience_s = self.settings.connection_timeout_s
+            with self._guard:
+                link = self._links.get(number) or Link(
+                    device(task), control, data, self._at.me, self._at.control, self._at.data, patience_s
+                )
+                self._links[number] = link
+        return link
+
+    def _kept(self, key: str, tensor: object) -> NDArray[Any]:
+        """The tensor as it is now: its owner may change it once send() returns, unless it asked for shared memory."""
+        array = np.asarray(tensor)
+        if array.dtype.hasobject:
+            raise errors.BadArguments(f"{key!r} is {type(tensor).__name__}, no tensor: an array of numbers is expected")
+        if array.flags.c_contiguous and self._at.data.slab.block_of(array) is not None:
+            return array
+        if array.nbytes <= COPY_BYTES_MAX:
+            return array.copy(order="C")
+        copied = self._at.data.slab.empty(array.shape, array.dtype)
+        copied[...] = array
+        return copied
+
+
+def _check_step(step: object) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_MAX:
+        raise errors.BadArguments(f"step={step!r}: a whole number from 0 to {STEP_MAX} is allowed")
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str) or not 1 <= len(key) <= KEY_CHARS_MAX:
+        raise errors.BadArguments(f"key={key!r:.100}: a str of 1 to {KEY_CHARS_MAX} characters is allowed")

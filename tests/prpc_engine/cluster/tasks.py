@@ -1,0 +1,128 @@
+"""Tasks of a cluster in processes of their own, for tests: told what to do line by line, killed.
+
+    python -m tests.prpc_engine.cluster.tasks CLUSTER JOB INDEX [NAME=VALUE of ServerConfig ...]
+
+serves that task, and does what the lines of its standard input say: a JSON list [method, keywords] each, answered by a JSON line,
+{"value": ...} or {"error": [type, text]}. The end of the input, which the death of the test brings about too, stops it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from prpc_engine import Server, ServerConfig
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 30.0  # a test that waits longer has failed
+CONTROL_PORT, DATA_PORT = 2222, 3333  # below what the kernel gives to others
+
+
+def fresh_host(seed: int) -> str:
+    """A loopback address that nobody else uses: all of its ports are free."""
+    source = random.Random(seed)
+    return f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
+
+
+def cluster_at(host: str, **jobs: int) -> dict[str, list[str]]:
+    """So many tasks of each job, at that host."""
+    ports = iter(range(CONTROL_PORT, DATA_PORT))
+    return {job: [f"{host}:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
+
+
+class TaskProcess:
+    """One such process. A context manager; its end is a clean one, unless it was killed before."""
+
+    def __init__(self, cluster: dict[str, list[str]], job: str, index: int, env: dict[str, str] | None = None) -> None:
+        self.name = f"/job:{job}/task:{index}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.prpc_engine.cluster.tasks", json.dumps(cluster), job, str(index)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+
+    def begin(self, method: str, **keywords: Any) -> None:
+        """Tell it to do something; answer() waits for it."""
+        self._stdin.write(json.dumps([method, keywords]).encode() + b"\n")
+        self._stdin.flush()
+
+    def answer(self) -> Any:
+        """What came of it; an error as [type, text]."""
+        ready, _, _ = select.select([self._stdout], [], [], PATIENCE_S)
+        assert ready, f"{self.name} does not answer"
+        line = self._stdout.readline()
+        assert line, f"{self.name} has ended"
+        content = json.loads(line)
+        return content.get("value", content.get("error"))
+
+    def do(self, method: str, **keywords: Any) -> Any:
+        """Both."""
+        self.begin(method, **keywords)
+        return self.answer()
+
+    def kill(self) -> None:
+        """kill -9, and wait for the end."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(PATIENCE_S)
+        self._stdin.close()
+        self._stdout.close()
+
+    def __enter__(self) -> TaskProcess:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        if self.process.returncode is None:
+            self._stdin.close()
+            try:
+                code = self.process.wait(PATIENCE_S)
+            finally:
+                self.kill() if self.process.returncode is None else self._stdout.close()
+            assert code == 0, f"{self.name} ended with {code}"
+
+
+def main(cluster: str, job: str, index: str) -> None:
+    """What the process runs."""
+    with Server(json.loads(cluster), job, int(index), config=ServerConfig()) as server:
+        for line in sys.stdin:
+            method, keywords = json.loads(line)
+            try:
+                answer = {"value": _do(server, method, keywords)}
+            except Exception as error:
+                answer = {"error": [type(error).__name__, str(error)]}  # type: ignore[dict-item]
+            print(json.dumps(answer), flush=True)
+
+
+def _do(server: Server, method: str, keywords: dict[str, Any]) -> Any:
+    if method == "send":
+        server.send(keywords.pop("key"), np.array(keywords.pop("value")), **keywords)
+        return None
+    if method == "statistics":
+        statistics = server.statistics()
+        return {
+            "rule": statistics.rule,
+            "waiting": statistics.waiting,
+            "transports": sorted({link.transport for link in statistics.links.values()}),
+        }
+    value = getattr(server, method)(**keywords)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [one.tolist() for one in value] if method == "recv_many" else value
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,141 @@
+"""The table where tensors wait: each row of its table of states, and its bounds."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from prpc_engine.cluster import rendezvous
+from prpc_engine.cluster.errors import Duplicate, StepAborted, TaskRestarted
+from prpc_engine.cluster.rendezvous import Rendezvous
+from prpc_engine.errors import Backpressure
+
+ONE, TWO = np.array(1), np.array(2)
+
+
+def table(tensors_max: int = 100, bytes_max: int = 1 << 20) -> Rendezvous:
+    return Rendezvous(contextlib.nullcontext(), tensors_max, bytes_max)
+
+
+def test_a_tensor_waits_for_its_receiver() -> None:
+    there = table()
+    assert there.put(0, 1, "a", ONE) is None
+    assert (there.waiting, there.nbytes) == (1, ONE.nbytes)
+    assert there.ask(0, 1, ["a"], "peer")[1] == [ONE]
+    assert (there.waiting, there.nbytes) == (0, 0)
+
+
+def test_a_receiver_waits_for_its_tensors() -> None:
+    there = table()
+    there.put(0, 1, "b", TWO)
+    request, tensors = there.ask(0, 1, ["a", "b"], "peer")
+    assert tensors is None
+    assert there.put(0, 1, "a", ONE) == (request, [ONE, TWO])
+    assert there.waiting == 0
+
+
+def test_the_same_key_of_another_step_or_for_another_task_is_another_tensor() -> None:
+    there = table()
+    for step, destination in ((0, 1), (0, 2), (1, 1)):
+        there.put(step, destination, "a", ONE)
+    assert there.waiting == 3
+
+
+@pytest.mark.parametrize("state", ["ready", "held", "taken"])
+def test_a_key_is_sent_once(state: str) -> None:
+    there = table()
+    there.put(0, 1, "a", ONE)
+    if state != "ready":
+        there.ask(0, 1, ["a", "b"] if state == "held" else ["a"], "peer")
+    with pytest.raises(Duplicate, match="'a' of step 0 was sent before"):
+        there.put(0, 1, "a", TWO)
+
+
+@pytest.mark.parametrize("state", ["wanted", "held", "taken"])
+def test_a_key_is_received_once(state: str) -> None:
+    there = table()
+    if state != "wanted":
+        there.put(0, 1, "a", ONE)
+    there.ask(0, 1, ["a"] if state == "taken" else ["a", "b"], "peer")
+    with pytest.raises(Duplicate, match=r"'a' of step 0 was (asked for|received) before"):
+        there.ask(0, 1, ["a"], "other")
+
+
+def test_one_key_twice_in_a_request_is_refused() -> None:
+    with pytest.raises(Duplicate, match="one key twice"):
+        table().ask(0, 1, ["a", "a"], "peer")
+
+
+def test_what_a_lost_receiver_was_about_to_get_is_there_for_the_next() -> None:
+    there = table()
+    there.put(0, 1, "a", ONE)
+    request, _ = there.ask(0, 1, ["a", "b"], "peer")
+    assert there.give_up_all("other") == []
+    assert there.give_up_all("peer") == [request]
+    there.give_up(request)  # again: does nothing
+    assert there.waiting == 1
+    assert there.ask(0, 1, ["a"], "again")[1] == [ONE]
+
+
+def test_an_aborted_step_ends_its_requests_drops_its_tensors_and_refuses_others() -> None:
+    there = table()
+    there.put(0, 1, "a", ONE)
+    request, _ = there.ask(0, 2, ["b"], "peer")
+    assert there.abort(0, "over") == [request]
+    assert there.abort(0, "over again") == []
+    assert (there.waiting, there.nbytes) == (0, 0)
+    there.give_up(request)
+    for use in (lambda: there.put(0, 1, "c", ONE), lambda: there.ask(0, 1, ["c"], "peer")):
+        with pytest.raises(StepAborted, match=r"^over$"):
+            use()
+    assert str(there.error(0)) == "over"
+
+
+def test_a_step_that_was_cleaned_up_begins_anew() -> None:
+    there = table()
+    there.put(0, 1, "a", ONE)
+    there.abort(0, "over")
+    there.cleanup(0)
+    there.put(0, 1, "a", TWO)
+    assert there.ask(0, 1, ["a"], "peer")[1] == [TWO]
+
+
+def test_a_step_goes_on_with_one_incarnation_of_a_task() -> None:
+    there = table()
+    there.met(0, 1, 0xA, "/job:ps/task:0")
+    there.met(1, 1, 0xB, "/job:ps/task:0")
+    with pytest.raises(TaskRestarted, match=r"step 0: /job:ps/task:0 was started again .incarnation a then, b now"):
+        there.met(0, 1, 0xB, "/job:ps/task:0")
+
+
+def test_what_waits_is_bounded_by_count_and_bytes() -> None:
+    there = table(tensors_max=2, bytes_max=100)
+    with pytest.raises(Backpressure, match="0 bytes wait for their receivers, 100 may"):
+        there.put(0, 1, "large", np.zeros(13))
+    there.put(0, 1, "a", ONE)
+    there.ask(0, 1, ["b"], "peer")
+    with pytest.raises(Backpressure, match="2 tensors and requests wait already, 2 may"):
+        there.put(0, 1, "c", ONE)
+    there.put(0, 1, "b", ONE)  # takes no more room
+
+
+def test_steps_in_which_nothing_waits_are_forgotten_before_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "STEPS_MAX", 2)
+    there = table()
+    there.put(0, 1, "a", ONE)
+    there.abort(1, "over")
+    there.put(2, 1, "a", ONE)
+    assert there.error(1) is None
+    with pytest.raises(Backpressure, match="wait in 2 steps"):
+        there.put(3, 1, "a", ONE)
+
+
+def test_marks_of_what_was_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "ENTRIES_MAX", 2)
+    there = table()
+    for step in (0, 1, 2):
+        there.put(step, 1, "a", ONE)
+        there.ask(step, 1, ["a"], "peer")
+    there.put(0, 1, "a", TWO)  # step 0 is forgotten
