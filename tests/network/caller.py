@@ -1,0 +1,103 @@
+"""Who asks the echo server: one connection for each question, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard import Connection, Node, Reactor, ShardError, Slab, TcpTransport
+from shard.handshake import ACCEPTED, HELLO, PROOF_BYTES
+from shard.transport import Blocks
+from tests.certificates import Files
+from tests.network.echo_server import SECRET, limits
+from tests.prpc_engine.processes import PATIENCE_S
+
+# Of one lane, without TLS: hello and proof of each side, and the verdict.
+HANDSHAKE_BYTES = {"to_server": HELLO.size + PROOF_BYTES, "to_client": HELLO.size + PROOF_BYTES + len(ACCEPTED)}
+Message = tuple[bytes, list[bytes]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answers, without their numbers, and the error that ended the connection or kept it from being made."""
+
+    answers: list[Message]
+    numbers: list[int]
+    error: ShardError | None
+
+
+class Talk:
+    """One connection. The test turns its reactor."""
+
+    def __init__(self, connection: Connection[Any], reactor: Reactor) -> None:
+        self.connection = connection
+        self.answers: list[Message] = []
+        self.numbers: list[int] = []
+        self.error: ShardError | None = None
+        self._reactor = reactor
+        connection.on_message = self._take
+        connection.on_close = self._ended
+        connection.attach(reactor)
+
+    def _take(self, body: memoryview, blocks: Blocks = ()) -> None:
+        self.numbers.append(int.from_bytes(body[:8], "little"))
+        self.answers.append((bytes(body[8:]), [bytes(block) for block in blocks]))
+
+    def _ended(self, connection: object, error: ShardError) -> None:
+        self.error = error
+
+    def turn_until(self, count: int) -> None:
+        """Until there are so many answers, or the end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.answers) < count and self.error is None:
+            assert time.monotonic() < deadline, "it hangs"
+            if not self._reactor.poll(time.monotonic()):
+                self._reactor.park(0.02)
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.answers, self.numbers, self.error)
+
+
+class Caller:
+    """A process that connects. A context manager."""
+
+    def __init__(self, bulk_lanes: int = 0, tls: Files | None = None) -> None:
+        self._slab = Slab()
+        self._transport = TcpTransport(Node(secret=SECRET, incarnation=1, limits=limits(bulk_lanes=bulk_lanes)), self._slab, tls)
+
+    @contextlib.contextmanager
+    def talk(self, address: str, timeout_s: float = PATIENCE_S) -> Iterator[Talk]:
+        """Raises ShardError when it cannot connect."""
+        connection = self._transport.connect(address, timeout_s)
+        reactor = Reactor(time.monotonic)
+        try:
+            yield Talk(connection, reactor)
+        finally:
+            connection.close()
+            reactor.close()
+
+    def ask(self, address: str, *messages: tuple[bytes, Sequence[NDArray[np.uint8]]], timeout_s: float = PATIENCE_S) -> Outcome:
+        """Connect, send them, and wait until all are answered or the connection ends."""
+        try:
+            with self.talk(address, timeout_s) as talk:
+                try:
+                    for body, blocks in messages:
+                        talk.connection.send(body, blocks)
+                except ShardError as error:
+                    return Outcome(talk.answers, talk.numbers, error)
+                talk.turn_until(len(messages))
+                return talk.outcome()
+        except ShardError as error:
+            return Outcome([], [], error)
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._slab.close()

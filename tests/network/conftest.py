@@ -1,0 +1,39 @@
+"""Seeds, and servers that a module's tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.network.caller import Caller
+from tests.network.echo_server import EchoServer
+from tests.network.proxy import Proxy
+
+SEEDS = int(os.environ.get("PRPC_NETWORK_SEEDS", "3"))  # how many random courses each such test takes
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`one_seed`: a test for each of SEEDS seeds from PRPC_TEST_SEED on, or from 1; its name shows it."""
+    if "one_seed" in metafunc.fixturenames:
+        first = int(os.environ.get("PRPC_TEST_SEED") or 1)
+        metafunc.parametrize("one_seed", range(first, first + SEEDS), ids=lambda seed: f"seed{seed}")
+
+
+@pytest.fixture(scope="module")
+def echo(_started_once: None) -> Iterator[EchoServer]:
+    with EchoServer(handshake_s=1.0) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(echo: EchoServer) -> Iterator[Proxy]:
+    with Proxy(echo.where) as made:
+        yield made
+
+
+@pytest.fixture
+def caller() -> Iterator[Caller]:
+    with Caller() as made:
+        yield made

@@ -1,0 +1,101 @@
+"""A tcp listener without RPC, in a process of its own: it sends every message back, with its number.
+
+    python -m tests.network.echo_server HANDSHAKE_S [CERT KEY CA]
+
+prints its address, and goes on until its standard input ends. An answer's body is the number of the message since the start of
+the process, 8 bytes little-endian, and the message's body; its blocks are the message's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shard import Connection, Limits, Node, Reactor, ShardError, Slab, TcpTransport
+from shard.transport import Blocks
+from tests.certificates import Files
+from tests.prpc_engine.processes import PATIENCE_S, ROOT
+
+SECRET = b"secret"
+
+
+def limits(handshake_s: float = 5.0, bulk_lanes: int = 0) -> Limits:
+    """Of both sides: small, so that a wrong length is soon found, but one host may prove itself as often as it likes."""
+    return Limits(
+        body_bytes_max=1 << 20,
+        blocks_bytes_max=2 << 20,
+        blocks_max=64,
+        handshake_s=handshake_s,
+        handshakes_max=1024,
+        handshakes_per_host_max=1024,
+        bulk_lanes=bulk_lanes,
+        peer_silent_s=1.0,
+    )
+
+
+def main(handshake_s: str, *tls: str) -> None:
+    reactor, slab = Reactor(time.monotonic), Slab()
+    node = Node(secret=SECRET, incarnation=2, limits=limits(float(handshake_s)))
+    numbers = itertools.count(1)
+    there: set[Connection[Any]] = set()
+
+    def accept(connection: Connection[Any]) -> None:
+        def echo(body: memoryview, blocks: Blocks = ()) -> None:
+            with contextlib.suppress(ShardError):  # it is gone: on_close says so
+                connection.send(next(numbers).to_bytes(8, "little") + bytes(body), list(blocks))
+
+        there.add(connection)
+        connection.on_message = echo
+        connection.on_close = lambda connection, _: there.discard(connection)
+
+    listener = TcpTransport(node, slab, Files(*tls) if tls else None).listen("tcp://127.0.0.1:0", reactor, accept)
+    print(listener.address, flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        if not reactor.poll(time.monotonic()):
+            reactor.park(0.02)
+    listener.close()
+    for connection in list(there):
+        connection.close()
+    reactor.close()
+    slab.close()
+
+
+class EchoServer:
+    """Such a process. A context manager."""
+
+    def __init__(self, handshake_s: float = 5.0, tls: Files | None = None) -> None:
+        command = [sys.executable, "-m", "tests.network.echo_server", str(handshake_s), *(tls or ())]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        assert self._process.stdout is not None
+        host, _, port = self._process.stdout.readline().decode().strip().removeprefix("tcp://").rpartition(":")
+        self.where = host, int(port)
+
+    def descriptors(self) -> int:
+        """How many it has open now, beside those of its slab, which keeps segments for the next block."""
+        count = 0
+        for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                count += not os.readlink(link).startswith("/dev/shm/")
+        return count
+
+    def __enter__(self) -> EchoServer:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        assert self._process.wait(PATIENCE_S) == 0
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

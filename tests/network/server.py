@@ -1,0 +1,128 @@
+"""A server anywhere: in another network namespace, with another /dev/shm, behind a proxy.
+
+    COMMAND... python -m tests.network.server JSON
+
+serves Works under "works" as an RpcService made with the arguments that JSON has, and `server_id`, until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prpc_engine import RpcService, idempotent
+from shard import Limits
+from tests.prpc_engine.processes import PATIENCE_S, ROOT
+
+NAME = "works"
+SECRET = "secret"
+
+
+def pattern(start: int, nbytes: int) -> NDArray[np.uint8]:
+    """Bytes by which a wrong, missing or moved one is seen."""
+    return np.random.default_rng(start).integers(0, 256, nbytes, np.uint8)
+
+
+def checksum(array: NDArray[np.uint8]) -> int:
+    return zlib.crc32(array.data)
+
+
+class Works:
+    def __init__(self, service: RpcService, server_id: int) -> None:
+        self._service = service
+        self._server_id = server_id
+        self._ran: Counter[int] = Counter()
+
+    @idempotent
+    def where(self) -> int:
+        return self._server_id
+
+    @idempotent
+    def checked(self, array: NDArray[np.uint8]) -> tuple[int, NDArray[np.uint8]]:
+        """What came, by its CRC-32, and as many bytes back."""
+        return checksum(array), array
+
+    def count(self, key: int) -> int:
+        """Not to be repeated."""
+        self._ran[key] += 1
+        return key
+
+    @idempotent
+    def ran(self) -> dict[int, int]:
+        return dict(self._ran)
+
+    async def hold(self) -> None:
+        await self._service._node.reactor.sleep(3600.0)
+
+
+class Serving:
+    """Such a process, started by `prefix`. A context manager; its end is a clean one."""
+
+    def __init__(self, prefix: Sequence[str], server_id: int, master: str, limits: dict[str, Any] | None = None, **kwargs: Any):
+        text = json.dumps({"server_id": server_id, "master": master, "secret": SECRET, "limits": limits or {}, **kwargs})
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "tests.network.server", text],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._text = text
+        self.where = "", 0  # it listens at
+
+    def __enter__(self) -> Serving:
+        ready, _, _ = select.select([self._stdout], [], [], PATIENCE_S)
+        host, _, port = self._stdout.readline().decode().strip().rpartition(":") if ready else ("", "", "")
+        if not port:
+            self.process.kill()
+            self._end()
+            raise AssertionError(f"this server did not start: {self._text}")
+        self.where = host, int(port)
+        return self
+
+    def _end(self) -> int:
+        self._stdin.close()
+        self._stdout.close()
+        return self.process.wait(PATIENCE_S)
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        code = self._end()
+        assert code == 0, f"the server ended with {code}"
+
+
+def main(text: str) -> None:
+    settings = json.loads(text)
+    server_id = settings.pop("server_id")
+    limits = Limits(**settings.pop("limits"))
+    with RpcService(limits=limits, **settings) as service:
+        service.create_server(NAME, Works(service, server_id), server_id=server_id)
+        print(service.address, flush=True)
+
+        def stop_at_the_end() -> None:
+            sys.stdin.read()
+            service.stop_serving()
+
+        closer = threading.Thread(target=stop_at_the_end)
+        closer.start()
+        service.serve_forever()
+        closer.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,172 @@
+"""An RpcService behind a fault proxy, at the address that it advertises: calls are right or end with a named error in time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from prpc_engine import Master, RetryPolicy, RpcClient, RpcService, errors
+from tests.network.faults import Action, Fault, Pace, Plan
+from tests.network.proxy import Proxy
+from tests.network.server import NAME, SECRET, Serving, checksum, pattern
+from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+# Said here, too: what the server has registered is known once it could be asked, and its first connections are cut.
+IDEMPOTENT = ["where", "checked", "ran"]
+STUBBORN = RetryPolicy(attempts_max=12, unsent_max=40)
+FAULTS = 12  # connections that go wrong, in one random course
+TOLD = (errors.MaybeExecuted, errors.NotSent, errors.DeadlineExceeded)
+
+
+class World(NamedTuple):
+    proxy: Proxy
+    service: RpcService
+    client: RpcClient
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """One server, which clients reach through the proxy alone."""
+    with Proxy() as proxy, Master(secret=SECRET) as master:
+        limits = {"peer_silent_s": 2.0, "blocks_bytes_max": 4 << 20, "body_bytes_max": 1 << 20}
+        with (
+            Serving([], 1, master.address, limits, advertise=proxy.address, transports=["tcp"]) as server,
+            RpcService(master.address, transports=["tcp"], secret=SECRET) as service,
+        ):
+            proxy.upstream = server.where
+            with service.create_client(NAME, 1, PATIENCE_S, retry=STUBBORN, idempotent=IDEMPOTENT) as client:
+                yield World(proxy, service, client)
+
+
+def test_clients_come_to_the_address_that_is_advertised(world: World) -> None:
+    proxy, service, client = world
+    assert client.call("where") == 1
+    assert service.transports[f"tcp://{proxy.address}"] == f"tcp to tcp://{proxy.address}"
+    assert len(proxy.passages) == 2, "two lanes"
+
+
+@pytest.mark.parametrize(("advertise", "port"), [("localhost", 0), ("[fd00::1]:7", 7)])
+def test_a_node_and_its_shards_are_listed_under_the_host_that_is_advertised(advertise: str, port: int) -> None:
+    """Without a port each under its own; a port that is named is the node's, and its shards keep theirs."""
+    host = advertise.removesuffix(f":{port}")
+    with Master() as master, RpcService(master.address, advertise=advertise, shards=1) as service:
+        service.create_server("inline", {"one": lambda: 1})
+        service.create_server("sharded", Plain, sharded=True)
+        bound = int(service.address.rpartition(":")[2])
+        found = {}
+        for name in ("inline", "sharded"):
+            (entry,) = service._lookup(name, 1, PATIENCE_S)
+            found[name] = entry.addresses[-1].removeprefix("tcp://").rpartition(":")
+        assert found["inline"] == (host, ":", str(port or bound))
+        assert found["sharded"][0] == host
+        assert int(found["sharded"][2]) not in (0, port, bound)
+
+
+@pytest.mark.parametrize(
+    ("advertise", "text"),
+    [
+        ("", "host ''"),
+        ("fd00::1", "an IPv6 address without brackets"),
+        ("host:65536", "port '65536'"),
+        ("host:", "port ''"),
+        ("tcp://host:1", "a scheme"),
+        ("0.0.0.0", "every address of a host"),
+        ("[::]:80", "every address of a host"),
+        (2222, "host:port"),
+    ],
+)
+def test_what_cannot_be_advertised_is_named(advertise: str, text: str) -> None:
+    with pytest.raises(errors.ConfigError) as raised:
+        RpcService("127.0.0.1:1", advertise=advertise)
+    assert f"advertise={advertise!r}: " in str(raised.value)
+    assert text in str(raised.value)
+
+
+def test_calls_are_right_at_one_byte_a_time(world: World, seed: int) -> None:
+    proxy, _, client = world
+    chance = random.Random(seed)
+    proxy.plans.extend([Plan(pace=Pace(1))] * 2)
+    for number in range(10):
+        sent = pattern(number, chance.randrange(500))
+        crc, back = client.call("checked", sent, timeout_s=PATIENCE_S)
+        assert crc == checksum(sent) == checksum(back)
+    assert not proxy.plans, "taken by the two lanes"
+
+
+def random_plan(chance: random.Random, actions: list[Action], at_max: int) -> Plan:
+    fault = Fault(chance.choice(actions), chance.randrange(at_max), bit=chance.randrange(8))
+    pace = Pace(chance.choice([1000, 50_000]), chance.choice([0.0, 0.000_2])) if chance.random() < 0.3 else None
+    return Plan(to_server=[fault], pace=pace) if chance.random() < 0.5 else Plan(to_client=[fault], pace=pace)
+
+
+def test_while_connections_are_cut_at_random_calls_are_right_and_none_runs_twice(world: World, one_seed: int) -> None:
+    proxy, _, client = world
+    chance = random.Random(one_seed)
+    proxy.plans.extend(
+        random_plan(chance, [Action.RESET, Action.FINISH], chance.choice([300, 3000, 400_000])) for _ in range(FAULTS)
+    )
+    answered: set[int] = set()
+    unknown: set[int] = set()
+    asked = range(400)
+    for key in asked:
+        try:
+            answered.add(client.call("count", key, timeout_s=PATIENCE_S))
+        except (errors.MaybeExecuted, errors.NotSent):  # at once, and not at the deadline
+            unknown.add(key)
+        if key % 10 == 0:
+            sent = pattern(key, chance.choice([100, 400_000]))
+            crc, back = client.call("checked", sent, timeout_s=PATIENCE_S)
+            assert crc == checksum(sent) == checksum(back)
+    ran = client.call("ran", timeout_s=PATIENCE_S)
+    assert set(ran.values()) == {1}
+    assert answered <= set(ran) <= answered | unknown
+    assert len(proxy.passages) > FAULTS
+
+
+def test_connections_that_stall_at_random_cost_calls_their_deadline_at_most(world: World, one_seed: int) -> None:
+    proxy, _, client = world
+    chance = random.Random(one_seed)
+    client.call("where")
+    proxy.plans.extend(random_plan(chance, [Action.STALL], 600) for _ in range(4))
+    proxy.cut_all()
+    outcomes = []
+    for key in range(20):
+        try:
+            outcomes.append(client.call("count", key, timeout_s=0.1))
+        except TOLD as error:
+            outcomes.append(type(error).__name__)
+    assert len(outcomes) == 20
+    proxy.release()
+    wait_until(lambda: answers(client), "the way back")
+
+
+def answers(client: RpcClient) -> bool:
+    try:
+        return bool(client.call("where", timeout_s=0.5) == 1)
+    except TOLD:
+        return False
+
+
+def test_a_wrong_bit_anywhere_ends_in_a_named_error_or_in_this_call_s_value_and_spoils_no_other(
+    world: World, one_seed: int
+) -> None:
+    """Over tcp without TLS, which has no checksum but TCP's own: a bit of the archive may make it any other value."""
+    proxy, _, client = world
+    chance = random.Random(one_seed)
+    sent = pattern(one_seed, 100)
+    right = checksum(sent), sent.tobytes()
+    for _ in range(25):
+        proxy.plans.append(random_plan(chance, [Action.FLIP], 400))
+        proxy.cut_all()
+        with contextlib.suppress(errors.RpcError):
+            client.call("checked", sent, timeout_s=0.3)
+        assert not proxy.plans, "it went over a new connection"
+        proxy.cut_all()
+        wait_until(lambda: answers(client), "the way back")
+        crc, back = client.call("checked", sent, timeout_s=PATIENCE_S)
+        assert (crc, back.tobytes()) == right
