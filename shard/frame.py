@@ -14,11 +14,16 @@ The decoder says where the next bytes belong, so that the socket receives a larg
 will see:
 
     destination() -> where to receive       next_frame(n) -> n bytes are there: a frame, or None       next_frame() -> one more
+
+Most reads bring one whole small message without blocks, and nothing else. For those there is a short way beside it, while `more`
+is False: receive n bytes into `front`; if n >= HEADER_BYTES and first_word[0] == PLAIN + n, then front[HEADER_BYTES:n] is the
+body of such a frame, and the decoder need not hear of it. If not, next_frame(n) goes on.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -36,6 +41,11 @@ STAGING_BYTES = 256 << 10  # of a decoder of small frames: a batch of them, and 
 STAGING_BYTES_BULK = 32 << 10
 STAGING_ROOM_MIN = 4096  # less free space at its end is made more by moving what is staged to its front
 HEADER_BYTES = HEADER.size
+# With n added, the header of a frame of n bytes without blocks, as one word. It stands in memory like that where the least byte
+# comes first; elsewhere no word is ever equal to it, and every frame goes the long way.
+PLAIN = (FRAME_VERSION << 48 if sys.byteorder == "little" else -1 << 63) - HEADER_BYTES
+# The headers of small bodies without blocks, ready made: packing one takes 0.04 us more of a call's 7, and all of them 21 KB.
+SMALL_HEADERS = [HEADER.pack(body_bytes, 0, FRAME_VERSION) for body_bytes in range(512)]
 _unpack_header = HEADER.unpack_from
 _NO_BLOCKS: tuple[()] = ()
 
@@ -53,6 +63,12 @@ def encode_header(body_bytes: int, block_bytes: Sequence[int], limits: Limits) -
     return HEADER.pack(body_bytes, len(block_bytes), FRAME_VERSION) + struct.pack(f"<{len(block_bytes)}Q", *block_bytes)
 
 
+def body_offset(frame: memoryview) -> int:
+    """Where the body begins in a frame that encode_header() began."""
+    _, block_count, _ = _unpack_header(frame)
+    return HEADER_BYTES + 8 * int(block_count)
+
+
 def check_blocks(block_bytes: Sequence[int], limits: Limits, error: type[LocalProtocolError] | type[RemoteProtocolError]) -> None:
     """Raise `error` when the blocks of a message are too many or too large."""
     if len(block_bytes) > limits.blocks_max:
@@ -66,7 +82,7 @@ class FrameDecoder:
     """See the file's head. `allocate(n)` makes the memory for a block of n bytes."""
 
     def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]], staging_bytes: int = STAGING_BYTES) -> None:
-        self.more = False  # whether something was staged behind the last frame: next_frame() is worth a call
+        self.more = False  # whether more is here than was given out: behind the last frame, or the beginning of one
         self._limits = limits
         self._body_bytes_max = limits.body_bytes_max
         self._allocate = allocate
@@ -74,6 +90,9 @@ class FrameDecoder:
         # writes zeros: pages that no message reaches are never there, and an idle connection costs one or two of them.
         self._staging_bytes = max(staging_bytes, HEADER_BYTES + 8 * limits.blocks_max)
         self._staging = np.empty(self._staging_bytes, np.uint8).data
+        # No frame that is larger than allowed has room in it, so nothing else looks at the limit on the short way.
+        self.front = self._staging[: HEADER_BYTES + limits.body_bytes_max]
+        self.first_word = self._staging[:HEADER_BYTES].cast("Q")
         self._start = self._end = 0  # staged and not yet consumed
         self._body: memoryview | None = None  # of the frame whose blocks are being received
         self._block_bytes: list[int] = []  # of blocks still to come, the next one last
@@ -84,8 +103,7 @@ class FrameDecoder:
         """Where the next received bytes belong; never empty."""
         if self._filling is not None:
             return self._filling
-        if self._start == self._end:
-            self._start = self._end = 0
+        if not self._end:
             return self._staging
         if self._end == self._staging_bytes or (self._start and self._staging_bytes - self._end < STAGING_ROOM_MIN):
             rest = bytes(self._staging[self._start : self._end])
@@ -105,6 +123,7 @@ class FrameDecoder:
             start = self._start
             available = self._end - start
             if available < HEADER_BYTES:
+                self.more = available > 0
                 return None
             body_bytes, block_count, version = _unpack_header(self._staging, start)
             if version != FRAME_VERSION:
@@ -116,10 +135,19 @@ class FrameDecoder:
                     raise self._too_large(body_bytes)
                 self._start = end = start + HEADER_BYTES + body_bytes
                 self.more = end != self._end
+                if not self.more:  # as _settle(), without the call
+                    self._start = self._end = 0
                 return self._staging[start + HEADER_BYTES : end], _NO_BLOCKS
+            self.more = True
             if not self._begin_large(body_bytes, block_count, available):
                 return None
         return self._continue_large() if self._filling is None else None
+
+    def _settle(self) -> None:
+        """A frame was taken out of the staging."""
+        self.more = self._start != self._end
+        if not self.more:
+            self._start = self._end = 0
 
     def _too_large(self, body_bytes: int) -> RemoteProtocolError:
         return RemoteProtocolError(f"frame body of {body_bytes} bytes, at most {self._limits.body_bytes_max} allowed")
@@ -154,7 +182,7 @@ class FrameDecoder:
             if not self._block_bytes:
                 assert self._body is not None
                 frame = (self._body, self._blocks)
-                self.more = self._start != self._end
+                self._settle()
                 self._body, self._blocks = None, []  # the receiver's own: not kept from being used again by us
                 return frame
             size = self._block_bytes.pop()

@@ -313,6 +313,27 @@ class TransportContract:
         with pytest.raises(PeerLostError):
             two.connection.send(b"too late")
 
+    @pytest.mark.parametrize(("body_bytes", "block_bytes"), [(100, 0), (100, 20_000), (100, 300_000), (400_000, 0)])
+    def test_messages_that_wait_at_the_end_are_told_by_their_beginnings_and_none_of_them_arrives(
+        self, world: World, sides: tuple[Side, Side], body_bytes: int, block_bytes: int
+    ) -> None:
+        one, two = sides
+        blocks = [np.zeros(block_bytes, np.uint8)] if block_bytes else []
+        sent = 0
+        with pytest.raises(BackpressureError):
+            while True:
+                one.connection.send(b"%8d" % sent + bytes(body_bytes - 8), blocks)
+                sent += 1
+        one.connection.close()
+        world.turn_until(lambda: two.ends)
+        unsent = [int(bytes(beginning[:8])) for beginning in one.connection.unsent]
+        arrived = [int(body[:8]) for body in two.bodies]
+        assert unsent
+        assert min(map(len, one.connection.unsent)) >= min(64, body_bytes)
+        assert unsent == list(range(sent - len(unsent), sent)), "the last ones"
+        assert arrived == list(range(len(arrived)))
+        assert len(arrived) <= sent - len(unsent)
+
     def test_a_handler_that_closes_sees_no_further_message(self, world: World, sides: tuple[Side, Side]) -> None:
         one, two = sides
         two.on_each = lambda body: two.connection.close()

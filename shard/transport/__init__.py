@@ -42,6 +42,7 @@ from shard.reactor import Reactor
 Blocks = list[NDArray[np.uint8]] | tuple[()]  # the receiver's own: emptied as soon as it needs them no longer
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")  # a message made ready for one transport
+BEGINNING_BYTES = 64  # of a body: what the layer above needs to know its own message by
 
 
 class OnMessage(Protocol):
@@ -77,6 +78,7 @@ class Connection(ABC, Generic[Item]):
         self._writing = threading.Lock()  # whoever holds it is the one writer
         self._outbox: deque[tuple[Item, int]] = deque()
         self._outbox_bytes = 0
+        self.unsent: list[Buffer] = []  # once it ended: the beginning of each message of which not a byte had left
         self._short_bytes_max = -1  # bodies of up to so many bytes may take a transport's short way
         _made_here.add(self)
 
@@ -164,6 +166,11 @@ class Connection(ABC, Generic[Item]):
     def _write(self, item: Item) -> bool:
         """Write the whole item, or take it over; False when the peer has no room. Called by the one writer."""
 
+    @abstractmethod
+    def _beginning(self, item: Item) -> Buffer:
+        """The first bytes of the body of a message in the outbox: BEGINNING_BYTES at least, or the whole body; none of one that
+        has left in part."""
+
     def _discard(self, item: Item) -> None:
         """Undo _prepare()."""
 
@@ -184,6 +191,9 @@ class Connection(ABC, Generic[Item]):
         self._end()
         with self._writing:  # another thread may be in drain()
             for item, _ in self._outbox:
+                beginning = self._beginning(item)
+                if beginning:
+                    self.unsent.append(beginning)
                 self._discard(item)
             self._outbox.clear()
             self._outbox_bytes = 0

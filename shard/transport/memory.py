@@ -67,6 +67,9 @@ class MemoryConnection(Connection[Message]):
             kept.append(own)
         return (bytes(body), kept), len(body) + sum(block.nbytes for block in kept)
 
+    def _beginning(self, item: Message) -> Buffer:
+        return item[0]
+
     def traffic(self) -> Traffic:
         return Traffic(self._bytes_sent, self._bytes_received)
 

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 
 from shard import memory_order
-from shard.errors import AuthenticationError, RemoteProtocolError, ShardError, UnreachableError
+from shard.errors import RemoteProtocolError, ShardError, UnreachableError
 from shard.reactor import Reactor
 from shard.segment import Segment
 from shard.slab import Slab
@@ -104,14 +104,19 @@ class ShmTransport(Transport):
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through shared memory: {refusal}")
         token = self._parts(address)[2]
-        segment = make_rings(self._node.limits.ring_bytes)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            segment = make_rings(self._node.limits.ring_bytes)
+        except BaseException:
+            sock.close()
+            raise
         try:
             sock.settimeout(timeout_s)
             sock.connect(f"\0prpc.{token}")
             pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid != os.getuid():
-                raise AuthenticationError(f"process {pid} belongs to user {uid}, this one to {os.getuid()}")
+                # A user namespace of its own, most likely: both say the same number, and are two users.
+                raise UnreachableError(f"process {pid} at {address} belongs to user {uid}, this one to {os.getuid()}")
             incarnation = meet(sock, address, self._node, KIND, timeout_s, lambda proof: _send_with_segment(sock, proof, segment))
             connection = connection_over(sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab)
         except OSError as error:

@@ -45,7 +45,7 @@ from shard.ring import (
 )
 from shard.segment import Segment
 from shard.slab import Slab
-from shard.transport import Buffer, Connection, Traffic
+from shard.transport import BEGINNING_BYTES, Buffer, Connection, Traffic
 from shard.transport.notes import SEGMENT, Notes
 
 MESSAGE, RETURN = 1, 2
@@ -71,6 +71,7 @@ class Record(NamedTuple):
     payload: bytes
     tag: int
     leases: tuple[int, ...]
+    beginning: bytes = b""  # of a body that is lent, and so is not in the payload
 
 
 class ShmConnection(Connection[Record]):
@@ -162,7 +163,8 @@ class ShmConnection(Connection[Record]):
             raise
         prefix = PREFIX.pack(len(blocks), len(body))
         payload = b"".join([prefix, *descriptors, body if inline_body else b"", *inline])
-        return Record(payload, MESSAGE, tuple(leases)), len(payload)
+        beginning = b"" if inline_body else bytes(body[:BEGINNING_BYTES])
+        return Record(payload, MESSAGE, tuple(leases), beginning), len(payload)
 
     def _lend(self, block: NDArray[Any], nbytes: int, leases: list[int]) -> bytes:
         """A lease on the array's block in the slab, or on a copy of it; its descriptor."""
@@ -211,6 +213,12 @@ class ShmConnection(Connection[Record]):
         if self._outgoing_words[SLEEPING_WORD]:
             self._ring_doorbell()
         return True
+
+    def _beginning(self, item: Record) -> Buffer:
+        if item.beginning or item.tag != MESSAGE:
+            return item.beginning or item.payload
+        block_count, _ = PREFIX.unpack_from(item.payload)
+        return item.payload[PREFIX.size + DESCRIPTOR.size * block_count :]
 
     def _discard(self, item: Record) -> None:
         for lease in item.leases:
@@ -334,7 +342,7 @@ class ShmConnection(Connection[Record]):
     def _on_socket(self, events: int) -> None:
         try:
             self.notes.read()
-        except RemoteProtocolError as error:
+        except ShardError as error:
             self.close(error)
             return
         if self.notes.said_goodbye:
@@ -345,6 +353,8 @@ class ShmConnection(Connection[Record]):
     def _on_segment(self, number: int, fd: int) -> None:
         try:
             segment = Segment.attach(fd, writable=False)
+        except OSError as error:  # no descriptor for the mapping, or no address space
+            raise ShardError(f"segment {number} of {self.peer} cannot be mapped: {error.strerror}") from error
         finally:
             os.close(fd)
         segment.fd = -1  # the mapping holds one of its own

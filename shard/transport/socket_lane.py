@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 
 from shard.arena import BLOCK_BYTES_MIN
 from shard.errors import PeerLostError, RemoteProtocolError, ShmFull
-from shard.frame import FRAME_VERSION, HEADER, STAGING_BYTES, FrameDecoder, encode_header
+from shard.frame import (
+    FRAME_VERSION,
+    HEADER,
+    HEADER_BYTES,
+    PLAIN,
+    SMALL_HEADERS,
+    STAGING_BYTES,
+    FrameDecoder,
+    body_offset,
+    encode_header,
+)
 from shard.reactor import WARM_TURNS, Reactor
 from shard.slab import Slab
 from shard.transport import Buffer, Connection, Node, Traffic
@@ -29,6 +39,8 @@ from shard.transport.silence import Silence, keep_alive, why_lost
 from shard.transport.tls import RECORD_BYTES, TlsSocket
 
 _pack_header = HEADER.pack
+READABLE = int(select.EPOLLIN)
+_SMALL_BYTES = len(SMALL_HEADERS)
 
 # Reads of one connection in one turn, so that a flood from one peer leaves room for the others.
 READS_PER_TURN = 8
@@ -53,7 +65,8 @@ class SocketLane(Connection[list[memoryview]]):
         self._send_parts = sock.sendmsg if self._tls is None else self._tls.send_parts
         self._slab = slab
         self._partial: list[memoryview] = []  # of the message being written: what the kernel has not taken yet
-        self._decoder = FrameDecoder(node.limits, self._allocate, staging_bytes)
+        self._decoder = decoder = FrameDecoder(node.limits, self._allocate, staging_bytes)
+        self._front, self._first_word = decoder.front, decoder.first_word
         self._watched = select.EPOLLIN
         self.peer_hung_up = False
         self._silence = Silence(node.limits.peer_silent_s)
@@ -75,11 +88,13 @@ class SocketLane(Connection[list[memoryview]]):
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
         """The short way for a message without blocks to a socket with room; send_long() for the rest."""
-        if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
+        size = len(body)
+        if not blocks and not self._outbox and size <= self._short_bytes_max and self._writing.acquire(False):
             try:
                 free = not self._partial  # looked at with the lock held: else another thread's rest could be cut in two
                 if free:
-                    message = _pack_header(len(body), 0, FRAME_VERSION) + body
+                    header = SMALL_HEADERS[size] if size < _SMALL_BYTES else _pack_header(size, 0, FRAME_VERSION)
+                    message = header + body
                     sent = self._send_bytes(message)
                     self._bytes_sent += sent
                     if sent < len(message):
@@ -167,6 +182,9 @@ class SocketLane(Connection[list[memoryview]]):
                 parts[at] = parts[at][sent:]
         return parts[at:]
 
+    def _beginning(self, item: list[memoryview]) -> Buffer:
+        return item[0][body_offset(item[0]) :] if item else b""
+
     def traffic(self) -> Traffic:
         return Traffic(self._bytes_sent, self._bytes_received)
 
@@ -185,14 +203,25 @@ class SocketLane(Connection[list[memoryview]]):
 
     def _watch(self) -> None:
         if self.error is None and self.reactor is not None and not self.peer_hung_up:
-            self.reactor.watch(self._sock.fileno(), self._on_ready, self._watched)
+            self.reactor.watch(self._sock.fileno(), self._on_ready, self._watched, lively=True)
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
     def _on_ready(self, events: int) -> None:
+        """The short way when one whole message without blocks is all there is; _read() for the rest."""
         try:
-            if events == select.EPOLLIN:
-                self._read()
+            if events == READABLE and not self._decoder.more:
+                try:
+                    count = self._recv_into(self._front)
+                except BlockingIOError:
+                    return
+                if self._first_word[0] == PLAIN + count and count >= HEADER_BYTES:
+                    self.on_message(self._front[HEADER_BYTES:count])
+                    self._bytes_received += count
+                    if self._tls is not None:
+                        self._read_what_is_decrypted()
+                elif self._take(count, len(self._front)):
+                    self._read()
                 return
             if events & select.EPOLLOUT:
                 self._go_on_writing()
@@ -218,32 +247,34 @@ class SocketLane(Connection[list[memoryview]]):
             self._watch()
 
     def _read(self) -> None:
-        decoder = self._decoder
-        reactor = self.reactor
-        if reactor is not None:
-            reactor.warm_turns = WARM_TURNS
         for _ in range(READS_PER_TURN):
-            destination = decoder.destination()
+            destination = self._decoder.destination()
             try:
                 count = self._recv_into(destination)
             except BlockingIOError:
                 return
-            if not count:
-                self._hung_up()
+            if not self._take(count, len(destination)):
                 return
-            self._bytes_received += count
-            frame = decoder.next_frame(count)
-            while frame is not None:
-                body, blocks = frame
-                for block in blocks:
-                    block.flags.writeable = False
-                self.on_message(body, blocks)
-                if self.error is not None:
-                    return
-                frame = decoder.next_frame() if decoder.more else None
-            if count < len(destination) and (self._tls is None or (count < RECORD_BYTES and not self._tls.has_more)):
-                return  # the socket is empty, most likely: epoll says when it is not
         self._read_what_is_decrypted()
+
+    def _take(self, count: int, asked: int) -> bool:
+        """Deliver what `count` more bytes make whole, of `asked` for; whether to read on: the socket may have more."""
+        if not count:
+            self._hung_up()
+            return False
+        self._bytes_received += count
+        decoder = self._decoder
+        frame = decoder.next_frame(count)
+        while frame is not None:
+            body, blocks = frame
+            for block in blocks:
+                block.flags.writeable = False
+            self.on_message(body, blocks)
+            if self.error is not None:
+                return False
+            frame = decoder.next_frame() if decoder.more else None
+        # A plain socket that gave less is empty, most likely: the reactor sees when it is not.
+        return count == asked or (self._tls is not None and (count >= RECORD_BYTES or self._tls.has_more))
 
     def _hung_up(self) -> None:
         """The peer has, and all it sent over this lane was delivered."""

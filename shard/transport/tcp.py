@@ -6,12 +6,13 @@ connection when all are there (lanes.py).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from shard.errors import AddressInUseError, ShardError, UnreachableError
 from shard.handshake import LANES_MAX, ONLY_LANE, TOKEN_BYTES, Lane
@@ -130,34 +131,48 @@ class TcpTransport(Transport):
         return TcpListener(sock, self._node, self._slab, reactor, accept, self._tls)
 
     def connect(self, address: str, timeout_s: float) -> TcpConnection:
+        """As Transport.connect(). A name is looked up each time, and every address that it stands for is tried, in the order
+        of the system's resolver; those after one have the time that it has left them, and it leaves them their share."""
         host, port = parse_address(address)
         deadline = time.monotonic() + timeout_s
+        try:
+            places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or longer than DNS has
+            text = error.strerror if isinstance(error, OSError) else str(error)
+            raise UnreachableError(f"nobody listens at {address}: {text}") from error
+        refusals = []
+        for tried, (family, _, _, _, place) in enumerate(places):
+            share_s = _left_s(deadline) / (len(places) - tried)
+            try:
+                return self._connect(address, family, place, time.monotonic() + share_s)
+            except UnreachableError as error:
+                refusals.append(error)
+        if len(refusals) == 1:
+            raise refusals[0]
+        tries = zip(places, refusals, strict=True)
+        raise UnreachableError(
+            f"none of the {len(places)} addresses of {address} answers: "
+            + "; ".join(f"{place[4][0]}: {refusal}" for place, refusal in tries)
+        )
+
+    def _connect(self, address: str, family: socket.AddressFamily, place: Any, deadline: float) -> TcpConnection:
         count = 1 + self._node.limits.bulk_lanes
         token = secrets.token_bytes(TOKEN_BYTES) if count > 1 else ONLY_LANE.token
         socks: list[socket.socket] = []
         try:
-            sock = self._dial(address, lambda: socket.create_connection((host, port), timeout_s))
+            sock = _dial(address, family, place, deadline)
             who = self._meet(sock, socks, address, deadline, Lane(token, 0, count))
             for number in range(1, count):
-                sock = self._dial(address, lambda: _another(socks[0], deadline))
+                sock = _dial(address, family, place, deadline)
                 if self._meet(sock, socks, address, deadline, Lane(token, number, count)) != who:
                     raise UnreachableError(f"{address} leads to several processes by turns: give each an address of its own")
-            connection = TcpConnection(socks, f"tcp://{host}:{port}", self._node, self._slab)
+            connection = TcpConnection(socks, address, self._node, self._slab)
         except BaseException:
             for sock in socks:
                 sock.close()
             raise
         connection.peer_incarnation, connection.peer_identity = who
         return connection
-
-    @staticmethod
-    def _dial(address: str, connect: Callable[[], socket.socket]) -> socket.socket:
-        try:
-            return connect()
-        except TimeoutError as error:
-            raise UnreachableError(f"nobody answered at {address} in time") from error
-        except OSError as error:  # a name that cannot be resolved, too
-            raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
 
     def _meet(
         self, sock: socket.socket, socks: list[socket.socket], address: str, deadline: float, lane: Lane
@@ -176,13 +191,16 @@ def _left_s(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())  # a socket takes no timeout of 0: that is "do not wait"
 
 
-def _another(first: socket.socket, deadline: float) -> socket.socket:
-    """A socket to where that one leads: a name may stand for several hosts."""
-    sock = socket.socket(first.family, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(_left_s(deadline))
-        sock.connect(first.getpeername())
-    except BaseException:
-        sock.close()
-        raise
+def _dial(address: str, family: socket.AddressFamily, place: Any, deadline: float) -> socket.socket:
+    """A socket that has connected to that place of `address`. Raises UnreachableError."""
+    with contextlib.ExitStack() as closing:
+        try:
+            sock = closing.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sock.settimeout(_left_s(deadline))
+            sock.connect(place)
+        except TimeoutError as error:
+            raise UnreachableError(f"nobody answered at {address} in time") from error
+        except OSError as error:
+            raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
+        closing.pop_all()
     return sock

@@ -151,3 +151,4 @@ class TcpConnection(SocketLane):
                 timer.cancel()
         for lane in self._bulk:
             lane.close(self.error)
+            self.unsent += lane.unsent

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shard import Limits, LocalProtocolError, RemoteProtocolError
-from shard.frame import HEADER, STAGING_BYTES, FrameDecoder, encode_header
+from shard.frame import HEADER, HEADER_BYTES, PLAIN, SMALL_HEADERS, STAGING_BYTES, FrameDecoder, encode_header
 
 LIMITS = Limits(body_bytes_max=1 << 20, blocks_bytes_max=1 << 20, blocks_max=16)
 Message = tuple[bytes, list[bytes]]
@@ -139,3 +139,51 @@ def test_received_blocks_are_not_kept_by_the_decoder() -> None:
     decoder.destination()[: len(wire)] = wire
     assert decoder.next_frame(len(wire)) is not None
     assert decoder._blocks == []
+
+
+FRAME = HEADER.pack(4, 0, 1) + b"body"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        *(FRAME[:cut] for cut in range(1, len(FRAME))),
+        FRAME + b"x",
+        FRAME + FRAME,
+        HEADER.pack(4, 0, 2) + b"body",
+        HEADER.pack(0, 1, 1) + struct.pack("<Q", 0),
+        b"\xff" * 6 + b"\0",  # with the zeros that stood there before: the word that 7 bytes would have
+    ],
+)
+def test_only_one_whole_frame_without_blocks_goes_the_short_way(wire: bytes) -> None:
+    decoder = FrameDecoder(LIMITS, allocate)
+    for received, is_whole in ((FRAME, True), (wire, False)):  # the second stands where the first was
+        decoder.front[: len(received)] = received
+        assert (len(received) >= HEADER_BYTES and decoder.first_word[0] == PLAIN + len(received)) == is_whole
+
+
+def test_the_short_way_has_no_room_for_what_is_over_the_limit() -> None:
+    decoder = FrameDecoder(Limits(body_bytes_max=100), allocate)
+    assert len(decoder.front) == HEADER_BYTES + 100
+
+
+@given(messages, messages, st.lists(st.integers(1, 700), min_size=1, max_size=20))
+def test_the_decoder_has_more_exactly_while_bytes_wait_in_it(sent: list[Message], cut: list[Message], cuts: list[int]) -> None:
+    wire = b"".join(wire_of(message) for message in sent + cut)
+    ends = {len(b"".join(wire_of(message) for message in (sent + cut)[:number])) for number in range(len(sent + cut) + 1)}
+    decoder = FrameDecoder(LIMITS, allocate)
+    at = number = 0
+    while at < len(wire):
+        destination = decoder.destination()
+        count = min(len(destination), len(wire) - at, cuts[number % len(cuts)])
+        destination[:count] = wire[at : at + count]
+        at += count
+        number += 1
+        frame = decoder.next_frame(count)
+        while frame is not None and decoder.more:
+            frame = decoder.next_frame()
+        assert decoder.more == (at not in ends)
+
+
+def test_headers_that_are_ready_made_are_those_that_would_be_packed() -> None:
+    assert [encode_header(size, [], LIMITS) for size in range(len(SMALL_HEADERS))] == SMALL_HEADERS

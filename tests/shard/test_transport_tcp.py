@@ -157,6 +157,17 @@ class TestTcp(TransportContract):
         assert (second, none) == (b"ok", [])
         sock.close()
 
+    def test_less_than_a_header_is_no_message_whatever_stood_there_before(self, world: World) -> None:
+        sock, side = self.raw_peer(world)
+        frame = struct.pack("<IHH", 2, 0, 1) + b"ok"
+        beginning = b"\xff" * 6 + b"\0"  # with the last byte of the header before it: the word that 7 whole bytes would have
+        for received, data in ((len(frame), frame), (len(frame) + len(beginning), beginning)):
+            sock.sendall(data)
+            world.turn_until(lambda received=received: side.connection.traffic().bytes_received == received)
+        assert side.messages == [(b"ok", [])]
+        assert not side.ends
+        sock.close()
+
     @pytest.mark.parametrize("cut", [1, 8, 12, 20])
     def test_a_connection_that_ends_within_a_frame_delivers_nothing_of_it(self, world: World, cut: int) -> None:
         sock, side = self.raw_peer(world)

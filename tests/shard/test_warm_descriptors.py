@@ -1,0 +1,154 @@
+"""Descriptors that spoke lately are looked at apart, and nobody is forgotten for them."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from shard import Reactor
+from shard.reactor import DESCRIPTOR_TURNS, SPIN_WORK_MAX, WARM_DESCRIPTORS_MAX, WARM_TURNS
+from tests.helpers import ManualClock
+
+
+class Pipe:
+    """A watched pipe that notes what comes through it, or leaves it there: then it is ready without end."""
+
+    def __init__(self, reactor: Reactor, lively: bool, endless: bool = False) -> None:
+        self.reactor = reactor
+        self.reading, self.writing = os.pipe()
+        self.seen = 0
+        self.endless = endless
+        reactor.watch(self.reading, self._on_ready, lively=lively)
+
+    def _on_ready(self, events: int) -> None:
+        self.seen += 1 if self.endless else len(os.read(self.reading, 100))
+
+    def write(self) -> None:
+        os.write(self.writing, b"x")
+
+    def close(self) -> None:
+        self.reactor.unwatch(self.reading)
+        os.close(self.reading)
+        os.close(self.writing)
+
+
+@pytest.fixture
+def reactor(clock: ManualClock) -> Iterator[Reactor]:
+    made = Reactor(clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lively(reactor: Reactor) -> Iterator[list[Pipe]]:
+    made = [Pipe(reactor, lively=True) for _ in range(WARM_DESCRIPTORS_MAX + 1)]
+    yield made
+    for pipe in made:
+        pipe.close()
+
+
+@pytest.fixture
+def other(reactor: Reactor) -> Iterator[Pipe]:
+    made = Pipe(reactor, lively=False)
+    yield made
+    made.close()
+
+
+def speak(reactor: Reactor, *pipes: Pipe) -> None:
+    """Each says something, and a whole turn finds it."""
+    for pipe in pipes:
+        pipe.write()
+    reactor.poll(0.0)
+    reactor._until_descriptors = DESCRIPTOR_TURNS  # the next look at all of them is far
+
+
+def test_one_that_spoke_is_looked_at_every_turn_and_only_one_that_is_lively(
+    reactor: Reactor, lively: list[Pipe], other: Pipe
+) -> None:
+    speak(reactor, other)
+    assert not reactor.warm_turns
+    reactor._until_descriptors = 0
+    speak(reactor, lively[0])
+    assert reactor.warm_turns == WARM_TURNS
+    lively[0].write()
+    assert reactor.spin(1)
+    assert lively[0].seen == 2
+
+
+def test_one_that_is_not_warm_is_seen_a_few_turns_later(reactor: Reactor, lively: list[Pipe], other: Pipe) -> None:
+    speak(reactor, lively[0])
+    other.write()
+    lively[1].write()
+    assert not reactor.spin(DESCRIPTOR_TURNS)
+    assert reactor.spin(1)
+    assert (other.seen, lively[1].seen) == (1, 1)
+
+
+def test_a_warm_one_that_is_ready_without_end_keeps_no_other_waiting(reactor: Reactor, lively: list[Pipe], other: Pipe) -> None:
+    lively[0].endless = True
+    speak(reactor, lively[0])
+    other.write()
+    for _ in range(SPIN_WORK_MAX + 1):  # as a driver does
+        if not reactor.spin(256):
+            reactor.poll(0.0)
+    assert other.seen == 1
+    assert lively[0].seen > SPIN_WORK_MAX
+
+
+def test_where_too_many_speak_all_are_seen_in_the_same_turn(reactor: Reactor, lively: list[Pipe], other: Pipe) -> None:
+    reactor._until_descriptors = 0
+    speak(reactor, *lively)
+    for pipe in (*lively, other):
+        pipe.write()
+    assert reactor.spin(1)
+    assert [pipe.seen for pipe in lively] == [2] * len(lively)
+    assert other.seen == 1
+
+
+def test_a_quiet_one_gets_cold(reactor: Reactor, lively: list[Pipe]) -> None:
+    reactor._until_descriptors = 0
+    speak(reactor, *lively)  # too many
+    assert not reactor.spin(WARM_TURNS)
+    assert not reactor.warm_turns
+    reactor._until_descriptors = 0
+    speak(reactor, lively[0])  # no longer
+    lively[0].write()
+    lively[1].write()
+    assert reactor.spin(1)
+    assert (lively[0].seen, lively[1].seen) == (3, 1)
+
+
+def test_one_that_is_unwatched_is_forgotten_and_its_number_may_be_used_again(reactor: Reactor, lively: list[Pipe]) -> None:
+    speak(reactor, *lively[:2])
+    reactor.unwatch(lively[0].reading)
+    lively[1].write()
+    os.dup2(lively[1].reading, lively[0].reading)  # ready, under a number that nobody watches any more
+    assert reactor.spin(1)
+    assert not reactor.spin(2 * DESCRIPTOR_TURNS)
+    assert (lively[0].seen, lively[1].seen) == (1, 2)
+
+
+def test_what_a_warm_one_is_watched_for_can_change(reactor: Reactor) -> None:
+    one, peer = socket.socketpair()
+    seen: list[int] = []
+
+    def on_ready(events: int) -> None:
+        seen.append(events)
+        if events & select.EPOLLIN:
+            one.recv(100)
+
+    with one, peer:
+        reactor.watch(one.fileno(), on_ready, lively=True)
+        peer.send(b"x")
+        reactor.poll(0.0)
+        assert not reactor.spin(DESCRIPTOR_TURNS // 2)
+        reactor.watch(one.fileno(), on_ready, select.EPOLLIN | select.EPOLLOUT, lively=True)
+        assert reactor.spin(1)
+        peer.send(b"x")
+        assert reactor.spin(1)
+        assert seen == [select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT]
+        reactor.unwatch(one.fileno())
