@@ -212,9 +212,9 @@ class MasterMethods:
     def end_session(self) -> bool:
         """The client closes: what it owns goes now, and not when its lease is over."""
         session = self._calling()
+        self._unbind(session)  # first: it is told of nothing any more, not even of its own end
         ended = self._registry.end(session)
         self._commit()
-        self._unbind(session)
         return ended
 
     def _unbind(self, session: int) -> None:

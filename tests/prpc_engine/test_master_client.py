@@ -306,6 +306,17 @@ def test_a_watch_hears_of_every_change_below_its_path_in_order(client: MasterCli
     assert seen.events.empty()
 
 
+def test_the_end_of_one_that_watches_itself_is_told_to_the_others(client: MasterClient, other: MasterClient) -> None:
+    seen = Seen()
+    client.tree_node_add("/a")
+    client.tree_watch("/a", seen.events.put)
+    other.tree_watch("/a", lambda event: None)
+    other.tree_node_add("/a/its", "", ephemeral=True)
+    assert seen.next() == ("/a/its", "")
+    other.close()
+    assert seen.next() == ("/a/its", None)
+
+
 def test_a_late_watcher_gets_what_there_is_and_then_the_changes(client: MasterClient, other: MasterClient) -> None:
     for number in range(3):
         other.add_context(number, str(number))
