@@ -1,0 +1,137 @@
+"""The rows of a table as they were at one moment, read piece by piece while the table goes on changing.
+
+    rows of the table at the cut     0 ... read ... rows
+                                     read already   to be read: a push that changes such a row first has its old content kept
+
+A piece is what the table holds now, with the kept rows laid over it. So a push costs one copy of the rows it changes, the first
+time that it changes them during a save, and nothing else; memory is bounded by the table's own size, and reached only when
+every row is changed before it is read. A dense push changes all rows: the first one during a save keeps what is left to read.
+
+Everything runs in the shard's one thread; what is read is the reader's own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+SEGMENT_ROWS = 65536  # kept rows are stored in segments of that many, as growing one array would copy all again
+
+
+class BeforeChange(Protocol):
+    """Told by a table which rows it is about to change: a sparse one says their numbers, each once, a dense one None for all."""
+
+    def __call__(self, rows: Rows | None) -> None: ...
+
+
+class Table(Protocol):
+    """What is used of a table, sparse or dense."""
+
+    before_change: BeforeChange | None
+
+    def columns(self) -> dict[str, Array]:
+        """Its live arrays; axis 0 counts rows. "keys" is among them when rows have keys."""
+
+    def scalars(self) -> dict[str, float]:
+        """What there is one of."""
+
+
+class TableCut:
+    """See the file's head. Owned by one save, which calls close(); a table has one cut at a time."""
+
+    def __init__(self, table: Table) -> None:
+        assert table.before_change is None, "a table has one cut at a time"
+        self._table = table
+        columns = table.columns()
+        self.scalars = table.scalars()
+        self.shapes = {name: array.shape for name, array in columns.items()}
+        self.dtypes = {name: array.dtype for name, array in columns.items()}
+        self._is_dense = "keys" not in columns
+        self.rows = len(self._rows_of(columns)["values"])
+        self.row_bytes = sum(array[:1].nbytes for array in self._rows_of(columns).values()) or 1
+        self._read = 0
+        self._kept = 0
+        self._places: npt.NDArray[np.uint32] | None = None  # of a row in the segments, counted from 1; 0: not kept
+        self._segments: dict[str, list[Array]] = {name: [] for name in columns}
+        self._rest: dict[str, Array] | None = None  # rows from _rest_begin on, after a change of all
+        self._rest_begin = 0
+        table.before_change = self._keep
+
+    def pieces(self, bytes_max: int) -> Iterator[tuple[int, int]]:
+        """[begin, end) of rows, in order, each of at most `bytes_max` bytes, or one row."""
+        step = max(1, bytes_max // self.row_bytes)
+        for begin in range(0, self.rows, step):
+            yield begin, min(begin + step, self.rows)
+
+    def read(self, begin: int, end: int, into: dict[str, Array]) -> dict[str, Array]:
+        """Copy the rows as they were at the cut to the first rows of `into`; pieces are read in order, each once."""
+        assert begin == self._read, f"piece from row {begin}, {self._read} is next"
+        piece = {name: array[: end - begin] for name, array in into.items()}
+        if self._rest is not None:
+            for name, array in self._rest.items():
+                piece[name][:] = array[begin - self._rest_begin : end - self._rest_begin]
+        else:
+            for name, array in self._rows_of(self._table.columns()).items():
+                there = array[begin:end]
+                piece[name][: len(there)] = there  # a table that shrank has kept what it lost
+            if self._places is not None:
+                self._lay_kept_over(piece, self._places[begin:end])
+        self._read = end
+        return piece
+
+    def close(self) -> None:
+        """The table changes freely again. A second close does nothing."""
+        if self._table.before_change == self._keep:
+            self._table.before_change = None
+        self._segments.clear()
+        self._places = self._rest = None
+
+    def empty_piece(self, bytes_max: int) -> dict[str, Array]:
+        """Memory for a piece of pieces(bytes_max)."""
+        rows = max(1, bytes_max // self.row_bytes)
+        now = self._rows_of(self._table.columns())
+        return {name: np.empty((min(rows, self.rows), *array.shape[1:]), array.dtype) for name, array in now.items()}
+
+    def _rows_of(self, columns: dict[str, Array]) -> dict[str, Array]:
+        """A dense table is read by elements: one row of it can be a GiB."""
+        return {name: array.reshape(-1) for name, array in columns.items()} if self._is_dense else columns
+
+    def _keep(self, rows: Rows | None) -> None:
+        if rows is not None:
+            self._keep_rows(rows)
+        elif self._rest is None:
+            self._rest_begin = self._read
+            now = self._rows_of(self._table.columns())
+            self._rest = {name: array[self._read : self.rows].copy() for name, array in now.items()}
+
+    def _keep_rows(self, rows: Rows) -> None:
+        if self._places is None:
+            self._places = np.zeros(self.rows, np.uint32)
+        rows = rows[(rows >= self._read) & (rows < self.rows)]
+        rows = rows[self._places[rows] == 0]
+        self._places[rows] = np.arange(self._kept + 1, self._kept + 1 + len(rows), dtype=np.uint32)
+        columns = self._table.columns()
+        done = 0
+        while done < len(rows):
+            used = self._kept % SEGMENT_ROWS
+            some = rows[done : done + SEGMENT_ROWS - used]
+            for name, array in columns.items():
+                if not used:
+                    self._segments[name].append(np.empty((SEGMENT_ROWS, *array.shape[1:]), array.dtype))
+                self._segments[name][-1][used : used + len(some)] = array[some]
+            done += len(some)
+            self._kept += len(some)
+
+    def _lay_kept_over(self, piece: dict[str, Array], places: npt.NDArray[np.uint32]) -> None:
+        kept = np.flatnonzero(places)
+        at = places[kept].astype(np.int64) - 1
+        segments = at // SEGMENT_ROWS
+        for number in np.unique(segments):
+            here = segments == number
+            for name, out in piece.items():
+                out[kept[here]] = self._segments[name][number][at[here] % SEGMENT_ROWS]

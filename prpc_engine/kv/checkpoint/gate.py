@@ -1,0 +1,52 @@
+"""A table whose pushes wait, so that all servers can be cut at one moment.
+
+While a KVShard is held its tables stand behind these, in the dicts where its methods look them up: the path of a push that
+nobody holds pays nothing for it. Pulls pass: what they see is what the cut will have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from prpc_engine.deferred import Deferred
+from prpc_engine.kv.table import DenseTable, SparseTable, TableStatistics
+
+Table = TypeVar("Table", SparseTable, DenseTable)
+Waiting = deque[tuple[Deferred, Callable[..., Any], tuple[Any, ...]]]
+
+
+class HeldTable(Generic[Table]):
+    """See the file's head. `waiting`: of all tables of one shard, in the order they came."""
+
+    def __init__(self, table: Table, waiting: Waiting) -> None:
+        self.table: Table = table
+        self._waiting = waiting
+        self.pull: Callable[..., Any] = table.pull
+        self.statistics: Callable[[], TableStatistics] = table.statistics
+
+    def push(self, *arrays: Any) -> Deferred:
+        """Answered after release()."""
+        return self._later(self.table.push, arrays)
+
+    def push_pull(self, *arrays: Any) -> Deferred:
+        """Answered after release()."""
+        return self._later(self.table.push_pull, arrays)
+
+    def _later(self, function: Callable[..., Any], arrays: tuple[Any, ...]) -> Deferred:
+        answer = Deferred()
+        self._waiting.append((answer, function, arrays))
+        return answer
+
+
+def release(waiting: Waiting) -> None:
+    """Run what waits, in order, and answer each."""
+    while waiting:
+        answer, function, arrays = waiting.popleft()
+        if answer.done():
+            continue  # its caller gave it up: it has not run, as after a deadline before execution
+        try:
+            answer.reply(function(*arrays))
+        except Exception as error:
+            answer.fail(error)

@@ -1,0 +1,195 @@
+"""What a checkpoint consists of, and when it is whole: no disk in this file.
+
+    folder/                              one job's checkpoints, on a file system that every server sees
+        unfinished-<save id>/            being written, or left by a save that was killed: never read
+        checkpoint-<sequence>-<step>/    whole: the rename to this name is the moment that it counts
+            part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse), "values", and the optimizer's state
+            manifest.json                    written last
+
+    manifest.json   one line of JSON (struct Manifest), "\n", CRC-32 of that line as 8 hexadecimal digits, "\n"
+
+The sequence counts saves, so the newest is what was saved last, also when training went back to an earlier step. CRC-32 finds
+what disks and torn writes do, at 6 GB/s (blake2b: 1.2) on one 2.x GHz Xeon core; it is no proof against who forges files.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from math import prod
+from typing import Any
+
+import msgspec
+
+from prpc_engine.errors import ConfigError, RpcError
+from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+MANIFEST_BYTES_MAX = 256 << 20  # some 500 bytes a table and server
+STEP_MAX = 10**12 - 1
+FINAL_NAME = re.compile(r"checkpoint-(\d{8})-(\d{12})")
+UNFINISHED_NAME = re.compile(r"unfinished-[0-9a-f]{16}")
+FILE_NAME = re.compile(r"part-\d{5}-table-\d{5}\.safetensors")
+# The names of safetensors for numpy's types; those are what tables hold.
+TYPE_CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+}
+TYPE_BYTES = {"BOOL": 1, "U8": 1, "I8": 1} | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
+TYPE_BYTES |= dict.fromkeys(("U32", "I32", "F32"), 4) | dict.fromkeys(("U64", "I64", "F64"), 8)
+
+
+class CheckpointError(RpcError):
+    """A checkpoint cannot be written, is damaged, or does not fit what is there; the text says which, and what to do."""
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of a file: axis 0 counts the table's rows."""
+
+    name: str
+    type_code: str
+    shape: tuple[int, ...]
+    crc32: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of its data."""
+        return TYPE_BYTES[self.type_code] * prod(self.shape)
+
+
+class TableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of one server: header, then the columns' data in this order without gaps."""
+
+    file: str
+    spec: dict[str, Any]
+    scalars: dict[str, float]
+    header_bytes: int
+    header_crc32: int
+    columns: tuple[Column, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the file."""
+        return self.header_bytes + sum(column.nbytes for column in self.columns)
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one server wrote."""
+
+    part: int
+    tables: tuple[TableFile, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole checkpoint; check() has been called on every one that encode() and decode() return."""
+
+    format: int
+    step: int
+    parts: tuple[Part, ...]
+
+    def files(self) -> list[TableFile]:
+        """Of all parts."""
+        return [table for part in self.parts for table in part.tables]
+
+    def specs(self) -> dict[str, list[TableSpec]]:
+        """{table: what each server had of it}."""
+        found: dict[str, list[TableSpec]] = {}
+        for each in self.files():
+            spec = from_dict(each.spec)
+            found.setdefault(spec.table, []).append(spec)
+        return found
+
+
+def check_step(step: object) -> int:
+    """`step`, or ConfigError."""
+    if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= STEP_MAX:
+        return step
+    raise ConfigError(f"step {step!r} of a checkpoint: a whole number from 0 to {STEP_MAX} is allowed")
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The file's bytes. Raises CheckpointError when it is not whole."""
+    check(manifest)
+    line = msgspec.json.encode(manifest)
+    return line + b"\n%08x\n" % zlib.crc32(line)
+
+
+def decode(data: bytes) -> Manifest:
+    """The inverse; CheckpointError says what is wrong with it."""
+    line, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % zlib.crc32(line):
+        raise CheckpointError(f"{MANIFEST} is torn or damaged: its checksum does not fit its {len(data)} bytes")
+    try:
+        found = msgspec.json.decode(line)
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise CheckpointError(f"{MANIFEST} is none that this version reads: format {FORMAT} is allowed")
+        manifest = msgspec.convert(found, Manifest, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{MANIFEST} is no manifest of key-value tables: {error}") from error
+    check(manifest)
+    return manifest
+
+
+def check(manifest: Manifest) -> None:
+    """Whether its parts are all there and fit together; raises CheckpointError."""
+    numbers = [part.part for part in manifest.parts]
+    if not numbers or numbers != list(range(len(numbers))):
+        raise CheckpointError(f"the parts are {numbers}, 0, 1, 2, ... is allowed: a server's part is missing or there twice")
+    names: set[str] = set()
+    for each in manifest.files():
+        _check_file(each)
+        if each.file in names:
+            raise CheckpointError(f"two tables have the file {each.file!r}")
+        names.add(each.file)
+    try:
+        specs = manifest.specs()
+    except ConfigError as error:
+        raise CheckpointError(f"a table's spec is not allowed here: {error}") from error
+    for table, parts in specs.items():
+        _check_table(table, parts)
+
+
+def _check_file(each: TableFile) -> None:
+    if not FILE_NAME.fullmatch(each.file):
+        raise CheckpointError(f"file name {each.file!r}: part-00000-table-00000.safetensors is allowed")
+    if each.header_bytes < 8 or not each.columns or len({column.name for column in each.columns}) != len(each.columns):
+        raise CheckpointError(f"{each.file}: a header and columns of different names are needed")
+    for column in each.columns:
+        if column.type_code not in TYPE_BYTES or not column.shape or min(column.shape) < 0:
+            raise CheckpointError(f"{each.file}: column {column.name!r} is {column.type_code}{list(column.shape)}")
+        if column.shape[0] != each.columns[0].shape[0]:
+            raise CheckpointError(f"{each.file}: its columns differ in rows, {column.shape[0]} and {each.columns[0].shape[0]}")
+
+
+def _check_table(table: str, parts: list[TableSpec]) -> None:
+    first = parts[0]
+    if len({type(each) for each in parts}) != 1 or any(each.partitions != first.partitions for each in parts):
+        raise CheckpointError(f"table {table!r} is not one table in all parts")
+    if isinstance(first, SparseSpec):
+        if sorted(each.partition for each in parts) != list(range(first.partitions)):
+            raise CheckpointError(
+                f"sparse table {table!r} is on {len(parts)} of {first.partitions} servers: it was just being created; save again"
+            )
+        return
+    assert isinstance(first, DenseSpec)
+    reached = 0
+    for begin, end in sorted((each.begin, each.end) for each in parts if isinstance(each, DenseSpec)):
+        if begin != reached:
+            raise CheckpointError(f"dense table {table!r} lacks rows {reached} to {begin}: it was just being created; save again")
+        reached = end
+    if reached != first.rows:
+        raise CheckpointError(
+            f"dense table {table!r} lacks rows {reached} to {first.rows}: it was just being created; save again"
+        )

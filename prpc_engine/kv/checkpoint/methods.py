@@ -1,0 +1,213 @@
+"""What a KVShard answers about checkpoints: one save, and one restore that has not been swapped in, at a time.
+
+    save   worker asks all                    this server
+           checkpoint_enter                   pushes wait from now on, pulls go on
+           checkpoint_save, once all entered  its tables are cut; pushes that waited run, training goes on; the cut is written
+           checkpoint_commit, of one server   once all have written: the checkpoint counts
+           checkpoint_release                 instead, when one failed: pushes that still wait run
+           checkpoint_abort, of one server    and what was written is removed
+
+    a push to several servers                                          is in the checkpoint
+    that was answered before save() was called                         yes, on all of them
+    that is sent after save() returned                                 no, on none
+    under way meanwhile                                                yes or no, on each server for itself
+    that somebody sent knowing the answer of another one               only if that one is in: no effect without its cause
+
+    restore  checkpoint_find, of one server   the newest that is whole
+             checkpoint_load                  new tables are filled beside the present ones, which serve on
+             checkpoint_swap, once all have   the new ones take their place: pushes applied until then are lost
+             checkpoint_forget                instead, when one failed: nothing has changed
+
+From enter to cut is one message to every server: pushes wait for some 100 us. A worker that dies between makes them wait for
+HOLD_S_MAX, and its save is off; what one has loaded and not swapped in is dropped after LOADED_S_MAX.
+
+Folders and ids come from whoever may call: a folder is checked against checkpoint_root, an id must be 16 hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from prpc_engine.context import calling_peer
+from prpc_engine.errors import ConfigError
+from prpc_engine.kv.checkpoint.cut import TableCut
+from prpc_engine.kv.checkpoint.files import Files, checked_folder
+from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
+from prpc_engine.kv.checkpoint.load import latest, load_tables, read_manifest
+from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, CheckpointError, Part, check_step
+from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
+from prpc_engine.kv.table import DenseTable, SparseTable
+from prpc_engine.kv.table_spec import TableSpec, from_dict
+
+# A worker that is there needs one round to all servers between enter and cut; this is for one that is stopped or far away.
+HOLD_S_MAX = 2.0
+LOADED_S_MAX = 600.0  # a worker swaps once the slowest server has loaded
+
+
+class CheckpointMethods:
+    """The tables of one partition, and what makes and reads their checkpoints. KVShard adds the verbs.
+
+    checkpoint_root: folders of checkpoints are below it, links followed; None: anywhere that this process may write.
+    """
+
+    def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
+        if checkpoint_root is not None:
+            checked_folder(checkpoint_root, None)
+        self._checkpoint_root = checkpoint_root
+        self._files = files or Files()
+        self._specs: dict[str, TableSpec] = {}
+        self._sparse: dict[str, SparseTable | HeldTable[SparseTable]] = {}
+        self._dense: dict[str, DenseTable | HeldTable[DenseTable]] = {}
+        self._save_id = ""  # of the save that holds pushes or writes
+        self._waiting: Waiting | None = None  # pushes, while they are held
+        self._committing = ""  # the id of the save that this server commits
+        self._loaded: tuple[str, dict[str, TableSpec], dict[str, SparseTable | DenseTable]] | None = None
+
+    def checkpoint_enter(self, save_id: str) -> None:
+        """Hold pushes, for HOLD_S_MAX at most. CheckpointError: another save is under way."""
+        if self._save_id:
+            raise CheckpointError("another save of these tables is under way: wait for it, or give a larger timeout_s")
+        _unfinished_name(save_id)
+        self._save_id = save_id
+        waiting = self._waiting = deque()
+        self._sparse = {name: HeldTable(table, waiting) for name, table in self._bare_sparse().items()}
+        self._dense = {name: HeldTable(table, waiting) for name, table in self._bare_dense().items()}
+        peer = calling_peer()
+        if peer is not None:
+            peer.reactor.call_later(HOLD_S_MAX, lambda: self._hold_is_over(waiting))
+
+    async def checkpoint_save(self, save_id: str, folder: str, step: int, part: int) -> dict[str, Any]:
+        """Cut the tables and write them; what was written, as plain values, once it is on the disk."""
+        if self._save_id != save_id or self._waiting is None:
+            raise CheckpointError(
+                f"the cut came more than {HOLD_S_MAX} s after pushes were held, so they were let go: save again"
+            )
+        cuts: list[tuple[TableSpec, TableCut]] = []
+        try:
+            path = checked_folder(folder, self._checkpoint_root)
+            check_step(step)
+            tables = self._bare_sparse() | self._bare_dense()
+            cuts += [(self._specs[name], TableCut(table)) for name, table in sorted(tables.items())]
+            self._let_pushes_run()
+            written = await write_part(self._files, path / _unfinished_name(save_id), part, cuts)
+            return _plain(written)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        finally:
+            for _, cut in cuts:
+                cut.close()
+            self._let_pushes_run()
+            self._save_id = ""
+
+    async def checkpoint_commit(
+        self, save_id: str, folder: str, step: int, parts: Sequence[Mapping[str, Any]], keep: int | None
+    ) -> str:
+        """Make the parts that all servers have written a checkpoint: its path."""
+        path = checked_folder(folder, self._checkpoint_root)
+        unfinished = path / _unfinished_name(save_id)
+        if keep is not None and (not isinstance(keep, int) or keep < 1):
+            raise ConfigError(f"keep={keep!r}: how many checkpoints to keep, at least 1, or None for all")
+        try:
+            found = [msgspec.convert(part, Part, strict=False) for part in parts]
+            self._committing = save_id
+            return str(await in_background(commit, self._files, path, unfinished, check_step(step), found, keep))
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the parts of a checkpoint are none: {error}") from error
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        finally:
+            self._committing = ""
+
+    async def checkpoint_abort(self, save_id: str, folder: str) -> None:
+        """Remove what a failed save has written."""
+        unfinished = checked_folder(folder, self._checkpoint_root) / _unfinished_name(save_id)
+        if self._committing == save_id:
+            raise CheckpointError(f"{unfinished} is being committed: look in the folder what has become of it")
+        await in_background(discard, self._files, unfinished)
+
+    def checkpoint_release(self, save_id: str) -> None:
+        """Let the pushes run that a save holds which will not come to its cut."""
+        if self._save_id == save_id and self._waiting is not None:
+            self._hold_is_over(self._waiting)
+
+    async def checkpoint_find(self, folder: str) -> tuple[str, int, dict[str, list[dict[str, Any]]]]:
+        """The newest checkpoint that is whole: its name, its step, and {table: the spec of each server that had of it}."""
+        path = checked_folder(folder, self._checkpoint_root)
+        found = await in_background(latest, path)
+        specs = (await in_background(read_manifest, found.path)).specs()
+        return found.path.name, found.step, {table: [spec.to_dict() for spec in each] for table, each in specs.items()}
+
+    async def checkpoint_load(self, load_id: str, folder: str, name: str, specs: Mapping[str, Any]) -> None:
+        """Fill new tables of these specs from that checkpoint. ConfigError: a table is there with another spec."""
+        path = checked_folder(folder, self._checkpoint_root)
+        peer = calling_peer()
+        if not FINAL_NAME.fullmatch(name):
+            raise ConfigError(f"checkpoint {name!r}: a name that checkpoint_find gave is allowed")
+        wanted = {table: from_dict(spec) for table, spec in specs.items()}
+        for table, spec in wanted.items():
+            present = self._specs.get(table)
+            if present is not None and present != spec:
+                raise ConfigError(
+                    f"table {table!r} is there with another spec than in the checkpoint: there is {present.to_dict()}, "
+                    f"saved was {spec.to_dict()}; restore before creating it, or create it as it was"
+                )
+        self._loaded = load_id, wanted, await in_background(load_tables, path / name, wanted)
+        if peer is not None:
+            peer.reactor.call_later(LOADED_S_MAX, lambda: self.checkpoint_forget(load_id))
+
+    def checkpoint_swap(self, load_id: str) -> None:
+        """Put the loaded tables in the place of the present ones; other tables stay."""
+        if self._loaded is None or self._loaded[0] != load_id:
+            raise CheckpointError("nothing is loaded, or another restore came between: restore again")
+        if self._waiting is not None:
+            raise CheckpointError("a save is about to cut these tables: restore again after it")
+        _, specs, tables = self._loaded
+        self._loaded = None
+        self._specs.update(specs)
+        self._sparse.update({name: table for name, table in tables.items() if isinstance(table, SparseTable)})
+        self._dense.update({name: table for name, table in tables.items() if isinstance(table, DenseTable)})
+
+    def checkpoint_forget(self, load_id: str) -> None:
+        """Free what was loaded."""
+        if self._loaded is not None and self._loaded[0] == load_id:
+            self._loaded = None
+
+    def _bare_sparse(self) -> dict[str, SparseTable]:
+        return {name: each.table if isinstance(each, HeldTable) else each for name, each in self._sparse.items()}
+
+    def _bare_dense(self) -> dict[str, DenseTable]:
+        return {name: each.table if isinstance(each, HeldTable) else each for name, each in self._dense.items()}
+
+    def _hold_is_over(self, waiting: Waiting) -> None:
+        if self._waiting is waiting:
+            self._let_pushes_run()
+            self._save_id = ""
+
+    def _let_pushes_run(self) -> None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._sparse, self._dense = dict(self._bare_sparse()), dict(self._bare_dense())
+            release(waiting)
+
+
+def _unfinished_name(save_id: str) -> str:
+    name = f"unfinished-{save_id}"
+    if not UNFINISHED_NAME.fullmatch(name):
+        raise ConfigError(f"save_id {save_id!r}: 16 hexadecimal digits are allowed")
+    return name
+
+
+def _plain(part: Part) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(part)
+    return plain
+
+
+def _unwritable(folder: str, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"no checkpoint in {folder} on this server: {error.strerror or error} ({error.filename or 'while writing'}); "
+        "those before it are as they were; make room or mend the disk, and save again"
+    )

@@ -1,0 +1,105 @@
+"""A worker's side of saving and restoring: which servers are asked what, in which order, and what is undone when one fails.
+
+The order is that of methods.py. Every round is bounded by the caller's timeout; of several failures the first is raised, once
+all servers have answered, so that nothing is removed which one of them still writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from prpc_engine.errors import ConfigError, RemoteError, RpcError
+from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.future import PartFuture
+from prpc_engine.kv.table_spec import TableSpec, from_dict
+
+UNDO_TIMEOUT_S = 10.0  # for what is asked after a failure, perhaps of a server that has just died
+Layout = Callable[[dict[str, list[TableSpec]]], Mapping[int, Mapping[str, TableSpec]]]
+logger = logging.getLogger("prpc")
+
+
+class Submit(Protocol):
+    """Call a method of one server."""
+
+    def __call__(self, server_id: int, method: str, timeout_s: float, /, *args: Any) -> PartFuture: ...
+
+
+class Rounds:
+    """Rounds of calls to all servers, within `timeout_s` seconds in all."""
+
+    def __init__(self, submit: Submit, server_ids: Sequence[int], timeout_s: float) -> None:
+        self._submit = submit
+        self._server_ids = server_ids
+        self._until = time.monotonic() + timeout_s
+
+    def save(self, folder: str, step: int, keep: int | None) -> None:
+        """See KVWorker.save()."""
+        save_id = secrets.token_hex(8)
+        try:
+            self._ask_all("checkpoint_enter", save_id)
+            parts = self._ask_each("checkpoint_save", [(save_id, folder, step, part) for part in range(len(self._server_ids))])
+            self._ask_first("checkpoint_commit", save_id, folder, step, parts, keep)
+        except (RpcError, TimeoutError):
+            for server_id in self._server_ids:
+                self._undo("checkpoint_release", server_id, save_id)
+            any(self._undo("checkpoint_abort", server_id, save_id, folder) for server_id in self._server_ids)
+            raise
+
+    def restore(self, folder: str, layout: Layout) -> int:
+        """See KVWorker.restore(). `layout` says what each server is to have of the tables saved."""
+        name, step, saved = self._ask_first("checkpoint_find", folder)
+        specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
+        load_id = secrets.token_hex(8)
+        try:
+            plain = [{table: spec.to_dict() for table, spec in specs[server_id].items()} for server_id in self._server_ids]
+            self._ask_each("checkpoint_load", [(load_id, folder, name, each) for each in plain])
+            self._ask_all("checkpoint_swap", load_id)
+        except (RpcError, TimeoutError):
+            for server_id in self._server_ids:
+                self._undo("checkpoint_forget", server_id, load_id)
+            raise
+        return int(step)
+
+    def _ask_first(self, method: str, *args: Any) -> Any:
+        return self._ask(method, self._server_ids[:1], [args])[0]
+
+    def _ask_all(self, method: str, *args: Any) -> list[Any]:
+        return self._ask(method, self._server_ids, [args] * len(self._server_ids))
+
+    def _ask_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._ask(method, self._server_ids, arguments)
+
+    def _ask(self, method: str, server_ids: Sequence[int], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        left_s = max(0.001, self._until - time.monotonic())
+        asked = [self._submit(each, method, left_s, *args) for each, args in zip(server_ids, arguments, strict=True)]
+        answers, failed = [], None
+        for part in asked:
+            try:
+                answers.append(part.result())
+            except (RpcError, TimeoutError) as error:
+                failed = failed or error
+        if failed is not None:
+            raise _named(failed) from failed
+        return answers
+
+    def _undo(self, method: str, server_id: int, *args: Any) -> bool:
+        """Whether it did. The failure that led here is what the caller gets."""
+        try:
+            self._submit(server_id, method, UNDO_TIMEOUT_S, *args).result()
+        except (RpcError, TimeoutError) as error:
+            logger.warning("%s of server %d after a failure: %s", method, server_id, str(error))
+            return False
+        return True
+
+
+def _named(error: Exception) -> Exception:
+    """What a server raised on purpose, as what it was there."""
+    if isinstance(error, RemoteError):
+        for kind in (CheckpointError, ConfigError):
+            if error.type_name.rpartition(".")[2] == kind.__name__:
+                return kind(error.remote_message)
+    return error

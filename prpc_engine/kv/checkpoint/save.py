@@ -1,0 +1,239 @@
+"""One server's part of a checkpoint onto its disk, and the commit of all parts: every order of calls that durability needs.
+
+    who                  what                                                       killed after it
+    each server          tables to unfinished-<id>/part-*.safetensors, fsync each   nothing counts
+                         fsync of unfinished-<id>
+    one server, after    every file has its size; manifest.json, fsync              nothing counts
+    all have answered    fsync of unfinished-<id>
+                         rename to checkpoint-<n>-<step>                            the old one or the new one counts
+                         fsync of the folder, and of the one above                  the new one counts
+                         older ones than the newest `keep` are renamed and removed  all that are left are whole
+
+A safetensors file is 8 bytes of header length, that many of JSON, then the tensors. The package writes only what is in memory
+as a whole, so header and offsets are made here; reading is the package's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prpc_engine.kv.checkpoint.cut import TableCut
+from prpc_engine.kv.checkpoint.files import Files
+from prpc_engine.kv.checkpoint.manifest import (
+    FINAL_NAME,
+    FORMAT,
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    TYPE_BYTES,
+    TYPE_CODES,
+    UNFINISHED_NAME,
+    CheckpointError,
+    Column,
+    Manifest,
+    Part,
+    TableFile,
+    decode,
+    encode,
+)
+from prpc_engine.kv.table_spec import TableSpec
+from shard import Future
+
+# Copied in one step of the shard's thread (some 1.5 ms) and written by the save's: two such buffers are all the memory it takes.
+PIECE_BYTES = 8 << 20
+logger = logging.getLogger("prpc")
+
+
+class Background:
+    """One thread that does what a shard's own must not wait for. Owned by one save or load."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prpc-checkpoint")
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Future:
+        """Its result, for a task to await. In the order asked."""
+        done = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(function(*args))
+            except BaseException as error:
+                done.set_error(error)
+
+        self._pool.submit(work)
+        return done
+
+    def close(self) -> None:
+        """The thread ends after what was asked; nobody waits for it."""
+        self._pool.shutdown(wait=False)
+
+
+async def in_background(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args) in a thread of its own."""
+    background = Background()
+    try:
+        return await background.run(function, *args)
+    finally:
+        background.close()
+
+
+class TensorFile:
+    """A new safetensors file: create(), write() all rows, finish(). Its maker calls close(), also when one of these failed."""
+
+    def __init__(self, files: Files, path: Path, cut: TableCut, spec: TableSpec) -> None:
+        self._files, self._cut, self._spec = files, cut, spec
+        self._path = path
+        self._fd = -1
+        self._offsets, self._crcs = {}, dict.fromkeys(cut.shapes, 0)
+        header, at = {}, 0
+        self._codes = {name: TYPE_CODES[dtype.name] for name, dtype in cut.dtypes.items()}
+        for name, shape in cut.shapes.items():
+            end = at + TYPE_BYTES[self._codes[name]] * math.prod(shape)
+            header[name] = {"dtype": self._codes[name], "shape": list(shape), "data_offsets": [at, end]}
+            self._offsets[name], at = at, end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # as the package does: data begins at a multiple of 8
+        self._header = len(text).to_bytes(8, "little") + text
+
+    def create(self) -> None:
+        """The file, with its header."""
+        self._fd = self._files.create(self._path)
+        self._files.write_at(self._fd, memoryview(self._header), 0)
+
+    def write(self, begin: int, piece: dict[str, npt.NDArray[Any]]) -> None:
+        """The rows (of a dense table: elements) from `begin` on, of every column."""
+        for name, array in piece.items():
+            data = array.reshape(-1).view(np.uint8).data
+            self._crcs[name] = zlib.crc32(data, self._crcs[name])
+            row_bytes = array.nbytes // max(1, len(array))
+            self._files.write_at(self._fd, data, len(self._header) + self._offsets[name] + begin * row_bytes)
+
+    def finish(self) -> TableFile:
+        """On the disk."""
+        self._files.sync(self._fd)
+        shapes = self._cut.shapes
+        columns = tuple(Column(name, self._codes[name], shapes[name], self._crcs[name]) for name in shapes)
+        scalars = self._cut.scalars
+        return TableFile(self._path.name, self._spec.to_dict(), scalars, len(self._header), zlib.crc32(self._header), columns)
+
+    def close(self) -> None:
+        """A second close does nothing."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._files.close(fd)
+
+
+async def write_part(files: Files, folder: Path, part: int, cuts: Sequence[tuple[TableSpec, TableCut]]) -> Part:
+    """Write the cuts to `folder`, closing each. Raises OSError; then what is there is worthless.
+
+    A piece is copied while the thread writes the one before it.
+    """
+    background = Background()
+    written = []
+    try:
+        await background.run(files.make_folder, folder)
+        for number, (spec, cut) in enumerate(cuts):
+            path = folder / f"part-{part:05d}-table-{number:05d}.safetensors"
+            file = TensorFile(files, path, cut, spec)
+            try:
+                await background.run(file.create)
+                await _write_pieces(background, file, cut)
+                written.append(await background.run(file.finish))
+            except OSError:
+                await background.run(file.close)  # an open file keeps its room on the disk when it is removed
+                raise
+            finally:
+                background.run(file.close)  # when this task is cut, after what it writes now
+            cut.close()
+        await background.run(files.sync_folder, folder)
+    finally:
+        background.close()
+        for _, cut in cuts:
+            cut.close()
+    return Part(part, tuple(written))
+
+
+async def _write_pieces(background: Background, file: TensorFile, cut: TableCut) -> None:
+    buffers = [cut.empty_piece(PIECE_BYTES) for _ in range(2)]
+    writing: Future | None = None
+    for number, (begin, end) in enumerate(cut.pieces(PIECE_BYTES)):
+        piece = cut.read(begin, end, buffers[number % 2])
+        if writing is not None:
+            await writing
+        writing = background.run(file.write, begin, piece)
+    if writing is not None:
+        await writing
+
+
+def commit(files: Files, folder: Path, unfinished: Path, step: int, parts: Sequence[Part], keep: int | None) -> Path:
+    """Make the parts in `unfinished` a checkpoint, and remove what `keep` does not want. Raises CheckpointError, OSError."""
+    manifest = Manifest(FORMAT, step, tuple(sorted(parts, key=lambda part: part.part)))
+    data = encode(manifest)
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise CheckpointError(f"a manifest of {len(data)} bytes, {MANIFEST_BYTES_MAX} are allowed: fewer tables or servers")
+    for table in manifest.files():
+        path = unfinished / table.file
+        if not path.is_file() or path.stat().st_size != table.nbytes:
+            raise CheckpointError(
+                f"{path} is not there as a server wrote it: the folder must be one that all servers see, on a shared file system"
+            )
+    fd = files.create(unfinished / MANIFEST)
+    try:
+        files.write_at(fd, memoryview(data), 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    files.sync_folder(unfinished)
+    numbers = [int(match[1]) for match in map(FINAL_NAME.fullmatch, _names(folder)) if match]
+    final = folder / f"checkpoint-{max(numbers, default=0) + 1:08d}-{step:012d}"
+    files.rename(unfinished, final)
+    files.sync_folder(folder)
+    files.sync_folder(folder.parent)  # the folder may be new
+    try:
+        _remove_old(files, folder, keep)
+    except OSError as error:
+        logger.warning("%s: what is old cannot be removed: %s; the new checkpoint is good", folder, str(error))
+    return final
+
+
+def _remove_old(files: Files, folder: Path, keep: int | None) -> None:
+    """Only those count against `keep` whose manifest can be read."""
+    good = 0
+    for name in sorted(_names(folder), reverse=True):
+        if FINAL_NAME.fullmatch(name):
+            if keep is not None and good >= keep:
+                gone = folder / f"unfinished-{int(name[11:19]):016x}"
+                files.rename(folder / name, gone)  # first: what is half removed must not look like a checkpoint
+                files.remove_tree(gone)
+            elif _has_manifest(folder / name):
+                good += 1
+    for name in _names(folder):
+        if UNFINISHED_NAME.fullmatch(name):
+            files.remove_tree(folder / name)
+
+
+def _has_manifest(path: Path) -> bool:
+    try:
+        decode((path / MANIFEST).read_bytes())
+    except (OSError, CheckpointError):
+        return False
+    return True
+
+
+def discard(files: Files, unfinished: Path) -> None:
+    """Free the room of a save that failed; one that is not there is fine."""
+    if unfinished.exists():
+        files.remove_tree(unfinished)
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]

@@ -1,0 +1,206 @@
+"""The worker's side: push and pull keys with values, of whichever servers own them.
+
+    kv = KVWorker(0, 0)
+    kv.wait(kv.push(keys, vals))
+    kv.wait(kv.pull(keys, vals))        # fills vals
+
+    verb         sends             fills         may the arrays be changed at once?
+    push         keys, vals, lens  nothing       yes
+    zpush        keys, vals, lens  nothing       no: not before wait() returns
+    pull         keys              vals, lens    keys: yes
+    push_pull    keys, vals, lens  outs, lens    yes, but for outs
+
+Every verb returns a timestamp at once; its callback runs before wait() of it returns. Requests of one worker to one server are
+sent and handled in order, but for priority: of what has to wait here, the higher goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from prpc_engine.errors import ConfigError, RpcError
+from prpc_engine.kv.pslite import ids
+from prpc_engine.kv.pslite.customer import REQUEST_TIMEOUT_S
+from prpc_engine.kv.pslite.kv_server import KIND, PULL, PUSH
+from prpc_engine.kv.pslite.pairs import NO_VALS, Keys, KVPairs, Lens, Vals, check_keys, check_layout, check_lens, check_vals
+from prpc_engine.kv.pslite.postoffice import START_TIMEOUT_S
+from prpc_engine.kv.pslite.simple_app import SimpleApp, SimpleHandle
+from prpc_engine.kv.pslite.slicer import Slicer, by_ranges, check_slices
+
+Callback = Callable[[], object]
+
+
+class AnswerMismatch(RpcError):
+    """What the servers sent does not fit the arrays that were to be filled."""
+
+
+class KVWorker(SimpleApp):
+    """See the file's head. Thread-safe; start() comes first.
+
+    request_timeout_s  deadline of verbs that are given none, in seconds
+    timeout_s          for all servers to be there
+
+    Verbs raise BadArguments for arrays that do not fit, Backpressure where too much waits. Raises ConfigError, DeadlineExceeded.
+    """
+
+    def __init__(
+        self,
+        app_id: int = 0,
+        customer_id: int = 0,
+        request_handle: SimpleHandle | None = None,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        super().__init__(app_id, customer_id, request_handle, request_timeout_s=request_timeout_s)
+        if self.postoffice.role != "worker":
+            self.close()
+            raise ConfigError(f"a KVWorker at a {self.postoffice.role}: only nodes with DMLC_ROLE=worker push and pull")
+        self._servers = self.postoffice.members(ids.SERVER_GROUP)
+        self._ranges = self.postoffice.key_ranges
+        self._slicer: Slicer = by_ranges
+        self.postoffice.connect(self._servers, timeout_s)
+
+    def set_slicer(self, slicer: Slicer) -> None:
+        """Who gets which keys is for slicer(pairs, ranges) to say: slicer.py."""
+        self._slicer = slicer
+
+    # -- verbs ---------------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        keys: Keys,
+        vals: Vals,
+        lens: Lens | None = None,
+        cmd: int = 0,
+        callback: Callback | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Send values to the servers of their keys; the timestamp."""
+        return self._push(keys, vals, lens, cmd, callback, priority, timeout_s, False)
+
+    def zpush(
+        self,
+        keys: Keys,
+        vals: Vals,
+        lens: Lens | None = None,
+        cmd: int = 0,
+        callback: Callback | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> int:
+        """push() of arrays that stay as they are until it is done: what has to wait is not copied. Arrays of prpc_engine.empty()
+        are not copied over shared memory either."""
+        return self._push(keys, vals, lens, cmd, callback, priority, timeout_s, True)
+
+    def pull(
+        self,
+        keys: Keys,
+        vals: Vals,
+        lens: Lens | None = None,
+        cmd: int = 0,
+        callback: Callback | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Fill vals, and lens if given, with what the servers have for those keys; the timestamp."""
+        keys = check_keys("pull", keys)
+        out = check_vals("pull", "vals", vals, is_written=True)
+        if lens is not None:
+            check_vals("pull", "lens", check_lens("pull", keys, lens), is_written=True)
+        finish = partial(_fill, "pull", keys, out, lens, callback)
+        return self._send(PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, False)
+
+    def push_pull(
+        self,
+        keys: Keys,
+        vals: Vals,
+        outs: Vals,
+        lens: Lens | None = None,
+        cmd: int = 0,
+        callback: Callback | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> int:
+        """push() and then pull() of the same keys in one message each way; fills outs. The timestamp."""
+        keys = check_keys("push_pull", keys)
+        pushed = check_vals("push_pull", "vals", vals)
+        checked = check_layout("push_pull", keys, pushed, lens)
+        out = check_vals("push_pull", "outs", outs, is_written=True)
+        finish = partial(_fill, "push_pull", keys, out, None, callback)
+        return self._send(PUSH | PULL, KVPairs(keys, pushed, checked, priority), cmd, finish, timeout_s, False)
+
+    def _push(
+        self,
+        keys: Keys,
+        vals: Vals,
+        lens: Lens | None,
+        cmd: int,
+        callback: Callback | None,
+        priority: int,
+        timeout_s: float | None,
+        stable: bool,
+    ) -> int:
+        keys = check_keys("push", keys)
+        pushed = check_vals("push", "vals", vals)
+        pairs = KVPairs(keys, pushed, check_layout("push", keys, pushed, lens), priority)
+        return self._send(PUSH, pairs, cmd, partial(_call_back, callback), timeout_s, stable)
+
+    def _send(
+        self,
+        flags: int,
+        pairs: KVPairs,
+        cmd: int,
+        finish: Callable[[int, list[Any]], object],
+        timeout_s: float | None,
+        stable: bool,
+    ) -> int:
+        slices = self._slicer(pairs, self._ranges)
+        if self._slicer is not by_ranges:
+            check_slices(slices, pairs.keys, self._ranges)
+        parts = [
+            (server, (flags, cmd, pairs.priority, each.keys, each.vals if flags & PUSH else None, each.lens), each.nbytes)
+            for server, each in zip(self._servers, slices, strict=True)
+            if each is not None and len(each.keys)
+        ]
+        if self._slicer is not by_ranges:
+            parts.sort(key=_first_key)  # answers are put together in order of keys
+        return self._customer.request(KIND, parts, finish, pairs.priority, timeout_s, stable)
+
+
+def _first_key(part: tuple[int, tuple[Any, ...], int]) -> int:
+    return int(part[1][3][0])
+
+
+def _call_back(callback: Callback | None, timestamp: int, answers: object) -> None:
+    if callback is not None:
+        callback()
+
+
+def _fill(
+    verb: str,
+    keys: Keys,
+    out: Vals,
+    lens: Lens | None,
+    callback: Callback | None,
+    timestamp: int,
+    answers: list[tuple[int, Vals, Lens | None]],
+) -> None:
+    """Copy what the servers sent into the caller's arrays. Raises AnswerMismatch, and then nothing was copied."""
+    total = sum(len(vals) for _, vals, _ in answers)
+    if total != len(out):
+        raise AnswerMismatch(
+            f"{verb} of {len(keys)} keys: the servers sent {total} values, there is room for {len(out)}; give an array that fits"
+        )
+    begin = 0
+    for _, vals, _ in answers:
+        out[begin : begin + len(vals)] = vals
+        begin += len(vals)
+    if lens is not None:
+        begin = 0
+        for count, vals, their_lens in answers:
+            lens[begin : begin + count] = len(vals) // count if their_lens is None else their_lens
+            begin += count
+    _call_back(callback, timestamp, answers)

@@ -1,0 +1,85 @@
+"""Keys with values, and what is said of them on the way.
+
+layout   lens       value of keys[i]
+fixed    None       vals[i*k : (i+1)*k], where k = len(vals) / len(keys)
+varying  int32[n]   the next lens[i] of vals
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prpc_engine.errors import BadArguments
+
+Keys = npt.NDArray[np.uint64]
+Vals = npt.NDArray[Any]
+Lens = npt.NDArray[np.int32]
+NO_VALS: Vals = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class KVPairs:
+    """See the file's head. keys uint64[n], strictly increasing; vals one-dimensional, of any numeric type."""
+
+    keys: Keys
+    vals: Vals
+    lens: Lens | None = None
+    priority: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays together."""
+        return self.keys.nbytes + self.vals.nbytes + (self.lens.nbytes if self.lens is not None else 0)
+
+
+def check_keys(verb: str, keys: object) -> Keys:
+    """`keys` if they are uint64[n] and strictly increasing, else BadArguments."""
+    if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64 or keys.ndim != 1:
+        raise BadArguments(f"{verb}: keys are {_described(keys)}; a numpy array uint64[n] is allowed")
+    if len(keys) > 1:
+        wrong = keys[1:] <= keys[:-1]
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise BadArguments(
+                f"{verb}: keys[{at}] is {keys[at]} and keys[{at + 1}] is {keys[at + 1]}; sort them, sum up what is there twice"
+            )
+    return keys
+
+
+def check_vals(verb: str, name: str, vals: object, is_written: bool = False) -> Vals:
+    """`vals` if it is a contiguous numpy array of numbers, as one dimension, else BadArguments."""
+    if not isinstance(vals, np.ndarray) or vals.dtype.kind not in "iufbc" or not vals.flags.c_contiguous:
+        raise BadArguments(f"{verb}: {name} are {_described(vals)}; a contiguous numpy array of numbers is allowed")
+    if is_written and not vals.flags.writeable:
+        raise BadArguments(f"{verb}: {name} are read-only; the answer is written into them, so give an array of your own")
+    return vals if vals.ndim == 1 else vals.reshape(-1)
+
+
+def check_layout(verb: str, keys: Keys, vals: Vals, lens: object) -> Lens | None:
+    """`lens` if vals fit it, or None where they are of one length; else BadArguments."""
+    if lens is None:
+        if (len(keys) and len(vals) % len(keys)) or (not len(keys) and len(vals)):
+            raise BadArguments(f"{verb}: {len(vals)} vals for {len(keys)} keys do not divide; give lens, one length for each key")
+        return None
+    checked = check_lens(verb, keys, lens)
+    if int(checked.sum(dtype=np.int64)) != len(vals) or (len(checked) and int(checked.min()) < 0):
+        raise BadArguments(f"{verb}: lens add up to {checked.sum(dtype=np.int64)}, and there are {len(vals)} vals")
+    return checked
+
+
+def check_lens(verb: str, keys: Keys, lens: object) -> Lens:
+    """`lens` if they are int32, one for each key, else BadArguments."""
+    if not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or lens.shape != keys.shape:
+        raise BadArguments(f"{verb}: lens are {_described(lens)}; a numpy array int32[{len(keys)}] is allowed, one for each key")
+    return lens
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, np.ndarray):
+        return f"a {type(value).__name__}"
+    text = f"{value.dtype}{list(value.shape)}"
+    return text if value.flags.c_contiguous else f"{text}, not contiguous"

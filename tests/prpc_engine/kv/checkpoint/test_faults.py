@@ -1,0 +1,136 @@
+"""Whatever fails while a checkpoint is written, the one before it stays good, and the next one succeeds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prpc_engine.kv import KVShard, KVWorker
+from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
+from prpc_engine.kv.checkpoint.files import Files
+from prpc_engine.kv.local import LocalService
+from tests.prpc_engine.kv.checkpoint.jobs import FailingFiles, assert_same, create_tables, local_job, train, values
+from tests.shard.small_shm import run_with_own_shm
+
+ROOT = Path(__file__).parents[4]
+
+
+def calls_of_a_save(folder: Path) -> list[str]:
+    files = FailingFiles()
+    worker = local_job(2, files)
+    create_tables(worker)
+    train(worker)
+    worker.save(str(folder), 1, keep=1)
+    files.calls.clear()
+    worker.save(str(folder), 2, keep=1)
+    return files.calls
+
+
+def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path) -> None:
+    calls = calls_of_a_save(tmp_path / "undisturbed")
+    assert {"make_folder", "create", "write_at", "sync", "sync_folder", "rename", "remove_tree"} == set(calls)
+    files = FailingFiles()
+    worker = local_job(2, files)
+    create_tables(worker)
+    committed = calls.index("rename")
+    for at, name in enumerate(calls):
+        folder = tmp_path / str(at)
+        train(worker)
+        files.at = -1
+        worker.save(str(folder), 1, keep=1)
+        held = values(worker)
+        train(worker)
+        files.calls.clear()
+        files.at, files.error = at, (errno.ENOSPC, errno.EIO)[at % 2]
+        if at <= committed:
+            with pytest.raises(CheckpointError, match=r"No space left|Input/output error"):
+                worker.save(str(folder), 2, keep=1)
+            assert [(finding.step, finding.fault) for finding in verify(folder)] == [(1, "")], name  # its room is free again
+            other = local_job()
+            assert other.restore(str(folder)) == 1
+            assert_same(values(other), held)
+        else:
+            with contextlib.suppress(CheckpointError):  # the rename is done; whether it is durable is not known
+                worker.save(str(folder), 2, keep=1)
+            assert latest(folder).step == 2, name
+        files.at = -1
+        worker.save(str(folder), 3, keep=1)
+        assert [(finding.step, finding.fault) for finding in verify(folder)] == [(3, "")], name
+
+
+class OwnDisk(Files):
+    """A server that sees another disk than the others at the same path."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make_folder(self, path: Path) -> None:
+        super().make_folder(self.root / path.name)
+
+    def create(self, path: Path) -> int:
+        return super().create(self.root / path.parent.name / path.name)
+
+    def sync_folder(self, path: Path) -> None:
+        super().sync_folder(self.root / path.name)
+
+
+def test_servers_that_do_not_see_one_folder_are_told_so(tmp_path: Path) -> None:
+    service = LocalService()
+    for files in (Files(), OwnDisk(tmp_path / "other")):
+        service.create_server("kv", KVShard(None, files))
+    worker = KVWorker(service, expected_servers=2)
+    create_tables(worker)
+    with pytest.raises(CheckpointError, match="the folder must be one that all servers see"):
+        worker.save(str(tmp_path / "job"), 1)
+    assert verify(tmp_path / "job") == []
+
+
+def test_kill_9_at_any_call_leaves_a_whole_one(tmp_path: Path) -> None:
+    program = "tests.prpc_engine.kv.checkpoint.kill_at_every_call"
+    ran = subprocess.run(
+        [sys.executable, "-m", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    steps = [line.split() for line in ran.stdout.splitlines()]
+    committed = [name for name, _ in steps].index("rename")  # killed before it
+    assert {step for _, step in steps[: committed + 1]} == {"1"}
+    assert {step for _, step in steps[committed + 1 :]} == {"2"}
+    assert len(steps) > 20
+
+
+def test_a_full_disk_is_told_and_its_room_comes_back() -> None:
+    run_with_own_shm(
+        "size=4m",
+        """
+import os
+import numpy as np
+import pytest
+from prpc_engine.kv import Sgd
+from prpc_engine.kv.checkpoint import CheckpointError, verify
+from tests.prpc_engine.kv.checkpoint.jobs import local_job
+
+def free():
+    return os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_bsize
+
+worker = local_job(2)
+worker.create_sparse("t", 64, Sgd(1.0))
+keys = np.arange(4000)
+worker.push("t", keys, np.ones((4000, 64), np.float32))
+worker.save("/dev/shm/job", 1)
+room = free()
+keys = np.arange(40000)
+worker.push("t", keys, np.ones((40000, 64), np.float32))
+with pytest.raises(CheckpointError, match="No space left on device"):
+    worker.save("/dev/shm/job", 2)
+assert free() == room, (free(), room)
+assert [(finding.step, finding.fault) for finding in verify("/dev/shm/job")] == [(1, "")]
+other = local_job(3)
+assert other.restore("/dev/shm/job") == 1
+assert (other.pull("t", keys)[:4000] == -1).all() and (other.pull("t", keys)[4000:] == 0).all()
+""",
+    )

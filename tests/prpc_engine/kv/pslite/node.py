@@ -1,0 +1,381 @@
+"""What the processes of the job tests run: `python -m tests.prpc_engine.kv.pslite.node FLOW [arguments]`, in each role.
+
+A flow is a function here; what it asserts makes its process fail, and with it the job.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prpc_engine import errors
+from prpc_engine.kv import pslite as ps
+from prpc_engine.kv.pslite.ids import KEY_MAX
+from prpc_engine.kv.pslite.slicer import by_ranges
+from tests.prpc_engine.processes import wait_until
+
+KEYS = 10_000
+PUSHES = 50
+
+
+def connection() -> None:
+    """Come and go, and come again."""
+    ps.start(0)
+    ps.finalize(0, True)
+    ps.start(0)
+    assert ps.num_servers() == int(os.environ["DMLC_NUM_SERVER"])
+    assert ps.my_rank() == int(os.environ["DMLC_RANK"])
+    assert [ps.is_scheduler(), ps.is_server(), ps.is_worker()].count(True) == 1
+    left = []
+    ps.register_exit_callback(lambda: left.append(True))
+    ps.finalize(0, True)
+    assert left == [True]
+
+
+def simple_app(requests: str = "100") -> None:
+    """The scheduler asks everybody, itself too, and nobody is asked more or less often."""
+    ps.start(0)
+    seen: list[int] = []
+    answered: list[tuple[int, str, int]] = []
+
+    def handle(data: ps.SimpleData, app: ps.SimpleApp) -> None:
+        assert (data.head, data.body) == (1, "test")
+        seen.append(data.timestamp)
+        app.response(data, f"from {ps.get_postoffice().node_of(0)}")
+
+    app = ps.SimpleApp(
+        0, 0, request_handle=handle, response_handle=lambda data, app: answered.append((data.sender, data.body, data.timestamp))
+    )
+    if ps.is_scheduler():
+        timestamps = [app.request(1, "test", ps.ALL) for _ in range(int(requests))]
+        for timestamp in timestamps:
+            app.wait(timestamp)
+            assert app.is_done(timestamp)
+        everybody = ps.get_postoffice().members(ps.ALL)
+        assert sorted(answered) == sorted((node, f"from {node}", ts) for node in everybody for ts in timestamps)
+    ps.finalize(0, True)
+    assert sorted(seen) == list(range(int(requests)))
+
+
+def _train(customer_id: int) -> None:
+    kv = ps.KVWorker(0, customer_id)
+    place = ps.my_rank() + customer_id
+    keys = np.uint64(KEY_MAX // KEYS) * np.arange(KEYS, dtype=np.uint64) + np.uint64(place)
+    vals = np.random.default_rng(place + 7).integers(0, 1000, KEYS).astype(np.float32)
+    timestamps = []
+    for i in range(PUSHES):
+        timestamps.append(kv.push(keys, vals))
+        if i > 10:
+            kv.wait(timestamps[-10])
+    for timestamp in timestamps:
+        kv.wait(timestamp)
+    pulled = np.full(KEYS, np.nan, np.float32)
+    done = []
+    kv.wait(kv.pull(keys, pulled, callback=lambda: done.append(pulled[0])))
+    assert done == [pulled[0]]
+    assert np.abs(pulled - PUSHES * vals).sum() / PUSHES < 1e-5
+    outs = np.empty(KEYS, np.float32)
+    for _ in range(PUSHES):
+        kv.wait(kv.push_pull(keys, vals, outs))
+    assert np.abs(outs - 2 * PUSHES * vals).sum() / (2 * PUSHES) < 1e-5
+
+
+def kv_app() -> None:
+    """Sums of floats, exact."""
+    ps.start(0)
+    if ps.is_server():
+        ps.KVServer(0).set_request_handle(ps.KVServerDefaultHandle())
+    elif ps.is_worker():
+        _train(0)
+    ps.finalize(0, True)
+
+
+def kv_app_multi_workers(role: str) -> None:
+    """One worker process, with as many customers as there are workers."""
+    if role != "worker":
+        kv_app()
+        return
+    failures: list[BaseException] = []
+
+    def run(customer_id: int) -> None:
+        try:
+            ps.start(customer_id)
+            _train(customer_id)
+            ps.finalize(customer_id, True)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(ps_workers())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def ps_workers() -> int:
+    """DMLC_NUM_WORKER."""
+    return int(os.environ["DMLC_NUM_WORKER"])
+
+
+def kv_app_benchmark(pairs: str) -> None:
+    """Handlers of the user's: pushes are acknowledged, pulls get zeros."""
+    ps.start(0)
+    if ps.is_server():
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            server.response(meta, ps.KVPairs(pairs.keys, np.zeros(len(pairs.keys), np.float32)) if meta.pull else None)
+
+        ps.KVServer(0).set_request_handle(handle)
+    elif ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        count = int(pairs)
+        keys = np.uint64(KEY_MAX // count) * np.arange(count, dtype=np.uint64)
+        vals = np.ones(count, np.float32)
+        kv.wait(kv.zpush(keys, vals))
+        kv.wait(kv.pull(keys, vals))
+        assert not vals.any()
+    ps.finalize(0, True)
+
+
+def verbs() -> None:
+    """One worker, two servers: lens, the ends of the key range, slicers, cmd, order, deferred and wrong answers, typed errors."""
+    ps.start(0)
+    if ps.is_server():
+        sums = ps.KVServerDefaultHandle()
+        order: list[int] = []
+        held: list[ps.KVMeta] = []
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            if meta.cmd == 1:  # remember, and answer in another thread
+                order.append(int(pairs.vals[0]))
+                threading.Thread(target=server.response, args=(meta,)).start()
+            elif meta.cmd == 2:
+                server.response(meta, ps.KVPairs(pairs.keys, np.array(order[:200], np.float32)))
+            elif meta.cmd == 3:
+                raise ValueError("this handler refuses")
+            elif meta.cmd == 4:
+                held.append(meta)  # and answer never
+            elif meta.cmd == 5:
+                server.response(meta)
+                server.response(meta)
+            else:
+                sums(meta, pairs, server)
+
+        ps.KVServer(3).set_request_handle(handle)
+    elif ps.is_worker():
+        kv = ps.KVWorker(3, 0)
+        keys = np.array([0, 5, KEY_MAX // 2 + 1, KEY_MAX - 1, KEY_MAX], np.uint64)
+        lens = np.array([2, 1, 0, 3, 1], np.int32)
+        vals = np.arange(7, dtype=np.float64)
+        kv.wait(kv.push(keys, vals, lens))
+        kv.wait(kv.push(keys[3:4], vals[:3], lens[3:4]))
+        got, got_lens = np.empty(7), np.empty(5, np.int32)
+        kv.wait(kv.pull(keys, got, got_lens))
+        assert got_lens.tolist() == lens.tolist()
+        assert got.tolist() == [0, 1, 2, 3, 5, 7, 6]
+        kv.set_slicer(lambda pairs, ranges: [None, pairs])
+        other = np.array([7, 8], np.uint64)
+        kv.wait(kv.push(other, np.array([1.0, 2.0])))
+        kv.set_slicer(lambda pairs, ranges: [pairs, None])
+        with pytest.raises(errors.RemoteError, match="never pushed"):
+            kv.wait(kv.pull(other, np.empty(2)))
+        kv.set_slicer(lambda pairs, ranges: [pairs, pairs])
+        with pytest.raises(errors.BadArguments, match="every key goes to one server"):
+            kv.push(other, np.array([1.0, 2.0]))
+        kv.set_slicer(by_ranges)
+        one = np.array([1], np.uint64)
+        buffer = np.empty(1, np.float32)
+        timestamps = []
+        for i in range(1000):
+            buffer[0] = i
+            timestamps.append(kv.push(one, buffer, cmd=1))  # copied, though it may wait
+        for timestamp in timestamps:
+            kv.wait(timestamp, 30)
+        first = np.empty(200, np.float32)
+        kv.wait(kv.pull(one, first, cmd=2))
+        assert first.tolist() == list(range(200))
+        with pytest.raises(errors.RemoteError, match="this handler refuses"):
+            kv.wait(kv.push(one, buffer, cmd=3))
+        timestamp = kv.push(one, buffer, cmd=4, timeout_s=0.3)
+        with pytest.raises(errors.DeadlineExceeded, match="server 0"):
+            kv.wait(timestamp, 0.01)
+        with pytest.raises(errors.DeadlineExceeded):
+            kv.wait(timestamp)
+        with pytest.raises(errors.DeadlineExceeded):  # again
+            kv.wait(timestamp)
+        with pytest.raises(errors.RemoteError, match="answered before"):
+            kv.wait(kv.push(one, buffer, cmd=5))
+        with pytest.raises(ps.AnswerMismatch, match="there is room for 5"):
+            kv.wait(kv.pull(keys, np.empty(5)))
+        called = []
+        kv.wait(kv.push(keys[:0], vals[:0], callback=lambda: called.append(1)))
+        assert called == [1]
+        with pytest.raises(errors.BadArguments, match="was not given"):
+            kv.wait(10_000)
+        with pytest.raises(errors.ConfigError, match="only nodes with DMLC_ROLE=server"):
+            ps.KVServer(9)
+        ps.SimpleApp(9, 0).close()
+        with pytest.raises(errors.ConfigError, match="customer 1 was not started"):
+            ps.SimpleApp(9, 1)
+        late: list[BaseException | None] = []
+        waiting = threading.Thread(target=lambda: late.append(_outcome(kv, kv.push(one, buffer, cmd=4))), daemon=True)
+        waiting.start()
+        ps.finalize(0, True)
+        waiting.join(30)
+        assert isinstance(late[0], errors.RpcError), late
+        assert not isinstance(late[0], errors.DeadlineExceeded)  # which is a minute later
+        return
+    ps.finalize(0, True)
+
+
+def _outcome(kv: ps.KVWorker, timestamp: int) -> BaseException | None:
+    try:
+        kv.wait(timestamp)
+    except Exception as error:
+        return error
+    return None
+
+
+def early() -> None:
+    """Pushes that come before their server is made, or has a handle, wait for it."""
+    ps.start(0)
+    postoffice = ps.get_postoffice()
+    if ps.is_server():
+        wait_until(lambda: postoffice._early_messages >= 5, "five early messages")
+        server = ps.KVServer(0)
+        seen: list[float] = []
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            seen.append(float(pairs.vals[0]))
+            server.response(meta)
+
+        server.set_request_handle(handle)
+        ps.finalize(0, True)
+        assert seen == list(range(10))
+        return
+    if ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        for timestamp in [kv.push(np.array([1], np.uint64), np.array([i], np.float32)) for i in range(10)]:
+            kv.wait(timestamp)
+    ps.finalize(0, True)
+
+
+def barriers() -> None:
+    """Groups meet; who does not come is named."""
+    ps.start(0)
+    postoffice = ps.get_postoffice()
+    if ps.is_worker():
+        for _ in range(20):
+            postoffice.barrier(0, ps.WORKER_GROUP, 30)
+        if ps.my_rank() == 0:
+            with pytest.raises(errors.DeadlineExceeded) as caught:
+                postoffice.barrier(0, ps.WORKER_GROUP + ps.SERVER_GROUP, 0.5)
+            assert "server 0" in str(caught.value).partition("missing")[2], str(caught.value)
+            assert "scheduler" not in str(caught.value)
+        with pytest.raises(errors.ConfigError, match="not in group 2"):
+            postoffice.barrier(0, ps.SERVER_GROUP)
+    ps.finalize(0, True)
+
+
+def rejoin(folder: str) -> None:
+    """A worker is killed and started again, three times; the job goes on. The test starts the new ones."""
+    generation = len(list(Path(folder).iterdir()))
+    if os.environ["DMLC_ROLE"] != "worker":
+        ps.start(0)
+        if ps.is_server():
+            ps.KVServer(0).set_request_handle(ps.KVServerDefaultHandle())
+        ps.finalize(0, True)
+        return
+    node = ps.start(0) if generation == 0 else ps.start_async(0)
+    assert node == 9
+    postoffice = ps.get_postoffice()
+    assert postoffice.is_recovery == (generation > 0)
+    kv = ps.KVWorker(0, 0)
+    keys, vals = np.array([1, KEY_MAX], np.uint64), np.ones(2, np.float32)
+    kv.wait(kv.push(keys, vals))
+    kv.wait(kv.pull(keys, vals))
+    assert vals.tolist() == [generation + 1] * 2
+    Path(folder, str(generation)).touch()
+    if generation < 3:
+        signal.pause()  # until it is killed
+    ps.finalize(0, True)
+
+
+def lost_server() -> None:
+    """A server dies: what is under way fails, with a typed error, and the node is known to be dead."""
+    ps.start(0)
+    if ps.is_server():
+        server = ps.KVServer(0)
+        server.set_request_handle(lambda meta, pairs, server: os.kill(os.getpid(), signal.SIGKILL))
+        signal.pause()
+    elif ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        began = time.monotonic()
+        one = np.array([1], np.uint64), np.ones(1, np.float32)
+        many = [kv.push(*one) for _ in range(3000)]  # most of them wait here
+        with pytest.raises(errors.MaybeExecuted):
+            kv.wait(many[0])
+        for timestamp in many[1:]:
+            with pytest.raises((errors.MaybeExecuted, errors.NotSent)):
+                kv.wait(timestamp)
+        wait_until(lambda: ps.get_postoffice().get_dead_nodes() == [8], "the dead server")
+        with pytest.raises(errors.NotSent):
+            kv.wait(kv.push(*one))
+        assert time.monotonic() - began < 20  # told by what happened, and not by the deadline
+        ps.get_postoffice().barrier(0, ps.SCHEDULER + ps.WORKER_GROUP)
+    else:
+        ps.get_postoffice().barrier(0, ps.SCHEDULER + ps.WORKER_GROUP)
+        wait_until(lambda: ps.get_postoffice().get_dead_nodes() == [8, 9], "the end of the worker")
+    ps.finalize(0, False)
+
+
+def replaced_server(folder: str) -> None:
+    """A server is killed and started again: the worker, which stays, finds it under the same node id."""
+    role, path = os.environ["DMLC_ROLE"], Path(folder)
+    if role == "server" and (path / "killed").exists():
+        assert ps.start_async(0) == 8
+        assert ps.get_postoffice().is_recovery
+    else:
+        ps.start(0)
+    if role == "server":
+        ps.KVServer(0).set_request_handle(ps.KVServerDefaultHandle())
+    elif role == "worker":
+        kv = ps.KVWorker(0, 0)
+        one = np.array([1], np.uint64), np.ones(1, np.float32)
+        kv.wait(kv.push(*one))
+        (path / "pushed").touch()
+        wait_until(lambda: (path / "killed").exists(), "the end of the server")
+        ps.get_postoffice().connect((8,))
+        kv.wait(kv.push(*one))
+        got = np.zeros(1, np.float32)
+        kv.wait(kv.pull(one[0], got))
+        assert got.tolist() == [1]  # what the first one had is lost
+    ps.finalize(0, True)
+
+
+def crash() -> None:
+    """One worker fails; the others would wait for it in the last barrier for ever."""
+    ps.start(0)
+    if ps.is_worker() and ps.my_rank() == 1:
+        os._exit(7)
+    ps.finalize(0, True)
+
+
+FLOWS = (
+    connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers, rejoin, lost_server,
+    replaced_server, crash
+)  # fmt: skip
+
+if __name__ == "__main__":
+    name, arguments = sys.argv[1], list(itertools.islice(sys.argv, 2, None))
+    {flow.__name__: flow for flow in FLOWS}[name](*arguments)

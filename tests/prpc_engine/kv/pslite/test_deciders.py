@@ -1,0 +1,253 @@
+"""What decides: ids, ranges, slices, priorities, lost messages, sums, settings. No processes here."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from prpc_engine.errors import Backpressure, BadArguments, ConfigError
+from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids
+from prpc_engine.kv.pslite.environment import Settings
+from prpc_engine.kv.pslite.outbox import Outbox
+from prpc_engine.kv.pslite.pairs import check_keys, check_layout, check_vals
+from prpc_engine.kv.pslite.reliable import Dice, Remembered
+from prpc_engine.kv.pslite.slicer import by_ranges, check_slices
+from shard import Future
+
+JOB = {
+    "DMLC_ROLE": "worker",
+    "DMLC_NUM_SERVER": "2",
+    "DMLC_NUM_WORKER": "3",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "8000",
+}
+
+
+def keys(*values: int) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+# Ids
+
+
+def test_groups_are_sums_and_nodes_have_even_and_odd_ids() -> None:
+    assert ids.members(ids.ALL, 2, 3) == (1, 8, 10, 9, 11, 13)
+    assert ids.members(ids.SCHEDULER + ids.WORKER_GROUP, 2, 3) == (1, 9, 11, 13)
+    assert ids.members(10, 2, 3) == (10,)
+    assert [ids.name_of(node) for node in (1, 10, 13)] == ["scheduler", "server 1", "worker 2"]
+    assert [ids.rank_of(node) for node in (1, 8, 9, 10, 13)] == [0, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("group", [0, -1, 12, 15, 1 << 40])
+def test_an_id_that_nobody_has_is_refused(group: int) -> None:
+    with pytest.raises(ConfigError):
+        ids.members(group, 2, 3)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 7, 1000])
+def test_every_key_belongs_to_exactly_one_server(servers: int) -> None:
+    ranges = ids.key_ranges(servers)
+    assert ranges[0].begin == 0
+    assert ranges[-1].end == 1 << 64
+    assert all(one.end == two.begin for one, two in itertools.pairwise(ranges))
+
+
+# Slices
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 8])
+@pytest.mark.parametrize("varying", [False, True])
+def test_slices_are_views_that_together_are_all(servers: int, varying: bool, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    asked = np.unique(np.append(random.integers(0, 1 << 64, 50, np.uint64), keys(0, ids.KEY_MAX)))
+    lens = random.integers(0, 4, len(asked)).astype(np.int32) if varying else None
+    vals = np.arange(int(lens.sum()) if lens is not None else 2 * len(asked), dtype=np.float32)
+    ranges = ids.key_ranges(servers)
+    slices = by_ranges(KVPairs(asked, vals, lens), ranges)
+    check_slices(slices, asked, ranges)
+    used = [each for each in slices if each is not None]
+    np.testing.assert_array_equal(np.concatenate([each.vals for each in used]), vals)
+    for each, (begin, end) in zip(slices, ranges, strict=True):
+        if each is not None:
+            assert begin <= int(each.keys[0]) <= int(each.keys[-1]) < end
+            assert np.shares_memory(each.keys, asked)
+            assert check_layout("push", each.keys, each.vals, each.lens) is each.lens
+
+
+def test_a_slicer_that_loses_or_doubles_keys_is_found_out() -> None:
+    asked, ranges = keys(1, 2, 3), ids.key_ranges(2)
+    whole, part = KVPairs(asked, floats(1, 2, 3)), KVPairs(asked[:2], floats(1, 2))
+    check_slices([None, whole], asked, ranges)
+    for bad in ([part, None], [whole, whole], [whole]):
+        with pytest.raises(BadArguments, match="slice"):
+            check_slices(bad, asked, ranges)
+
+
+# What may be sent
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [
+        (lambda: check_keys("push", [1]), "push: keys are a list; a numpy array uint64"),
+        (lambda: check_keys("push", np.array([1])), "keys are int64[1]"),
+        (lambda: check_keys("push", keys(1, 3, 3)), "keys[1] is 3 and keys[2] is 3; sort them"),
+        (lambda: check_vals("pull", "vals", np.array(["a"])), "vals are <U1[1]"),
+        (lambda: check_vals("pull", "vals", np.zeros((4, 4))[:, 0]), "not contiguous"),
+        (lambda: check_vals("pull", "vals", np.broadcast_to(1.0, 1), is_written=True), "read-only"),
+        (lambda: check_layout("push", keys(1, 2), floats(1, 2, 3), None), "3 vals for 2 keys do not divide"),
+        (lambda: check_layout("push", keys(), floats(1), None), "1 vals for 0 keys"),
+        (lambda: check_layout("push", keys(1), floats(1), np.array([1])), "lens are int64[1]; a numpy array int32[1]"),
+        (lambda: check_layout("push", keys(1), floats(1), np.array([2], np.int32)), "lens add up to 2, and there are 1"),
+        (lambda: check_layout("push", keys(1, 2), floats(1), np.array([2, -1], np.int32)), "lens add up to 1"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(attempt: object, said: str) -> None:
+    with pytest.raises(BadArguments) as caught:
+        attempt()  # type: ignore[operator]
+    assert said in str(caught.value)
+
+
+# Priorities
+
+
+def test_what_waits_leaves_by_priority_and_in_order_among_equals() -> None:
+    outbox: Outbox[str] = Outbox(messages_max=1)
+    for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)]:
+        outbox.put(name, 10, priority)
+    left = []
+    while (item := outbox.take()) is not None:
+        assert outbox.take() is None  # one is on its way
+        outbox.finished(10)
+        left.append(item)
+    assert left == ["b", "d", "a", "c", "e"]
+
+
+def test_bytes_on_their_way_are_bounded_but_one_message_may_always_go() -> None:
+    outbox: Outbox[str] = Outbox(bytes_max=100, waiting_max=2)
+    outbox.put("large", 500)
+    assert outbox.take() == "large"
+    outbox.put("small", 1)
+    assert outbox.take() is None
+    outbox.put("other", 60)
+    with pytest.raises(Backpressure, match="2 messages wait to be sent, 2 may"):
+        outbox.put("one too many", 1)
+    outbox.finished(500)
+    assert [outbox.take(), outbox.take()] == ["small", "other"]
+
+
+# Lost messages
+
+
+def test_draws_are_independent_and_repeatable() -> None:
+    draws = [Dice(10, 7, 8).drops() for _ in range(2)]
+    assert draws[0] == draws[1]
+    dice = Dice(10, 7, 8)
+    many = [dice.drops() for _ in range(10_000)]
+    assert 800 < sum(many) < 1200
+    assert sum(one and two for one, two in itertools.pairwise(many)) < 200  # ps-lite loses whole seconds
+
+
+def test_a_message_that_comes_again_gets_the_first_answer_and_is_not_handled() -> None:
+    remembered = Remembered(answers_max=2)
+    handled = []
+    later = Future()
+
+    def handle() -> Future:
+        handled.append(1)
+        return later
+
+    first, second = remembered.answer(1, 1, handle), remembered.answer(1, 1, handle)
+    first.cancel()  # its caller gave up
+    later.set_result("done")
+    assert second.result() == remembered.answer(1, 1, handle).result() == "done"
+    assert handled == [1]
+    remembered.answer(1, 2, lambda: None)
+    remembered.answer(2, 1, lambda: None)
+    remembered.answer(1, 1, handle)
+    assert handled == [1, 1]  # only the last two are remembered
+
+
+# Sums
+
+
+def test_the_default_handle_sums_each_key_whatever_its_length(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    handle, expected = KVServerDefaultHandle(), {}
+    lengths = {int(key): int(random.integers(0, 5)) for key in np.unique(random.integers(0, 1 << 64, 300, np.uint64))}
+    everything = sorted(lengths)
+    for _ in range(30):
+        asked = sorted(everything[at] for at in random.permutation(len(everything))[: random.integers(1, 200)])
+        lens = np.array([lengths[key] for key in asked], np.int32)
+        vals = random.integers(0, 100, int(lens.sum())).astype(np.float32)
+        handle.push(KVPairs(keys(*asked), vals, lens))
+        for key, part in zip(asked, np.split(vals, np.cumsum(lens)[:-1]), strict=True):
+            expected[key] = expected.get(key, 0) + part
+    known = sorted(expected)
+    vals, lens = handle.pull(keys(*known))
+    assert lens is not None and lens.tolist() == [lengths[key] for key in known]
+    np.testing.assert_array_equal(vals, np.concatenate([expected[key] for key in known]))
+    assert len(handle) == len(known)
+
+
+def test_a_push_that_does_not_fit_adds_nothing() -> None:
+    handle = KVServerDefaultHandle()
+    handle.push(KVPairs(keys(1, 2), floats(1, 2, 3, 4)))
+    with pytest.raises(BadArguments, match="key 2 has 2 values since its first push, and 1 were pushed now"):
+        handle.push(KVPairs(keys(2, 3), floats(9, 9)))
+    assert handle.pull(keys(1, 2))[0].tolist() == [1, 2, 3, 4]
+    assert len(handle) == 2
+    with pytest.raises(BadArguments, match="key 3 was never pushed"):
+        handle.pull(keys(1, 3))
+
+
+def test_scalars_read_as_zero_before_their_first_push_and_answers_are_copies() -> None:
+    handle = KVServerDefaultHandle()
+    assert handle.pull(keys(4, 5))[0].tolist() == [0, 0]
+    handle.push(KVPairs(keys(2, ids.KEY_MAX), floats(1, 2)))
+    got, lens = handle.pull(keys(1, 2, ids.KEY_MAX))
+    assert (got.tolist(), lens) == ([0, 1, 2], None)
+    before = handle.pull(keys(2))[0]
+    handle.push(KVPairs(keys(2), floats(5)))
+    assert before.tolist() == [1]
+
+
+# Settings
+
+
+def test_the_environment_says_who_this_process_is() -> None:
+    settings = Settings.from_environment({**JOB, "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "250", "DMLC_RANK": "2"})
+    assert (settings.role, settings.servers, settings.workers, settings.rank) == ("worker", 2, 3, 2)
+    assert (str(settings.root), settings.host, settings.transports) == ("127.0.0.1:8000", "127.0.0.1", ("shm", "tcp"))
+    assert settings.resend_s == 0.25
+    other = Settings.from_environment({**JOB, "DMLC_LOCAL": "1"}, role="server", rank=1)
+    assert (other.role, other.rank, other.transports, other.resend_s) == ("server", 1, ("shm",), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"DMLC_ROLE": ""}, "DMLC_ROLE must be set"),
+        ({"DMLC_ROLE": "joint"}, "DMLC_ROLE='joint': scheduler, server, worker are allowed"),
+        ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER='0': a whole number from 1 to"),
+        ({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER='two'"),
+        ({"DMLC_PS_ROOT_PORT": "65536"}, "DMLC_PS_ROOT_PORT='65536'"),
+        ({"DMLC_PS_ROOT_URI": "no host"}, "no host"),
+        ({"DMLC_PS_VAN_TYPE": "ibverbs"}, "DMLC_PS_VAN_TYPE='ibverbs': zmq, p3"),
+        ({"DMLC_ENABLE_RDMA": "fabric"}, "DMLC_ENABLE_RDMA='fabric'"),
+        ({"DMLC_GROUP_SIZE": "2"}, "there are no instance groups here"),
+        ({"DMLC_RANK": "3"}, "rank 3 (argument, or DMLC_RANK) of a job with 3 workers: 0 to 2"),
+        ({"DMLC_INTERFACE": "nosuch"}, "DMLC_INTERFACE='nosuch': no interface"),
+        ({"PS_DROP_MSG": "101"}, "PS_DROP_MSG='101': a whole number from 0 to 100"),
+    ],
+)
+def test_a_bad_variable_is_named_with_what_is_allowed(change: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_environment({**JOB, **change})
+    assert said in str(caught.value)

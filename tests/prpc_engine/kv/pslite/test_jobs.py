@@ -1,0 +1,145 @@
+"""Whole jobs of real processes, by `launch`: what ps-lite's own tests do, and what it never did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prpc_engine.kv.pslite.launch import TIME_IS_OVER, JobReport, _free_port, launch
+from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
+
+TIMEOUT_S = 100.0
+
+
+def command(flow: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.prpc_engine.kv.pslite.node", flow, *arguments]
+
+
+def run(flow: str, *arguments: str, servers: int = 2, workers: int = 2, customers: bool = False, **more: str) -> JobReport:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    return launch(command(flow, *arguments), servers, workers, TIMEOUT_S, customers, environment)
+
+
+@pytest.mark.parametrize(
+    ("flow", "arguments"), [("connection", ()), ("simple_app", ()), ("kv_app", ()), ("kv_app_benchmark", ("1000000",))]
+)
+def test_what_ps_lite_tests_holds_here(flow: str, arguments: tuple[str, ...]) -> None:
+    report = run(flow, *arguments)
+    assert report.code == 0, str(report)
+    assert sorted(each.name for each in report.ended) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
+
+
+def test_a_worker_process_may_have_several_customers() -> None:
+    report = run("kv_app_multi_workers", customers=True)
+    assert report.code == 0, str(report)
+    assert sorted(each.name for each in report.ended) == ["scheduler", "server 0", "server 1", "worker 0"]
+
+
+def test_all_verbs_do_what_they_say_or_raise_what_they_say() -> None:
+    report = run("verbs", workers=1)
+    assert report.code == 0, str(report)
+
+
+def test_requests_wait_in_order_for_a_server_that_has_no_handle_yet() -> None:
+    report = run("early", servers=1, workers=1)
+    assert report.code == 0, str(report)
+
+
+def test_a_barrier_names_who_is_missing_and_refuses_who_does_not_belong() -> None:
+    report = run("barriers", servers=1)
+    assert report.code == 0, str(report)
+
+
+def test_the_kv_app_is_exact_over_tcp_too() -> None:
+    report = run("kv_app", DMLC_PS_VAN_TYPE="tcp")
+    assert report.code == 0, str(report)
+
+
+@pytest.mark.parametrize("flow", ["simple_app", "kv_app"])
+def test_lost_messages_are_sent_again_and_handled_once(flow: str, seed: int) -> None:
+    report = run(
+        flow, servers=1, PS_DROP_MSG="10", PS_RESEND="1", PS_RESEND_TIMEOUT="50", PS_DROP_SEED=str(seed)
+    )  # fmt: skip
+    assert report.code == 0, str(report)
+
+
+# When something fails
+
+
+def test_the_first_failure_ends_the_job_and_is_its_exit_code() -> None:
+    report = run("crash", servers=1)
+    assert report.code == 7
+    assert [each.name for each in report.ended if not each.by_us] == ["worker 1"]
+    assert sorted(each.name for each in report.ended if each.by_us) == ["scheduler", "server 0", "worker 0"]
+    assert "worker 1 ended with 7" in str(report)
+
+
+def test_a_job_that_takes_too_long_is_ended() -> None:
+    report = launch([sys.executable, "-c", "import signal; signal.pause()"], 1, 1, timeout_s=0.5)
+    assert report.code == TIME_IS_OVER
+    assert [each.code for each in report.ended] == [128 + signal.SIGTERM] * 3
+
+
+class Processes:
+    """Nodes that the test starts one by one, as it needs them. A context manager: none outlives it."""
+
+    def __init__(self, servers: int, workers: int) -> None:
+        self._environment = {
+            **os.environ,
+            "DMLC_NUM_SERVER": str(servers),
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(_free_port()),
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command(*arguments), env={**self._environment, "DMLC_ROLE": role}, cwd=ROOT)
+        self._started.append(process)
+        return process
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait(PATIENCE_S)
+
+
+def test_a_worker_that_dies_is_replaced_as_often_as_it_dies(tmp_path: Path) -> None:
+    with Processes(1, 1) as job:
+        others = [job.start("scheduler", "rejoin", str(tmp_path)), job.start("server", "rejoin", str(tmp_path))]
+        for generation in range(3):
+            worker = job.start("worker", "rejoin", str(tmp_path))
+            wait_until(lambda name=str(generation): (tmp_path / name).exists(), f"worker {generation}")
+            worker.kill()
+            worker.wait(PATIENCE_S)
+        last = job.start("worker", "rejoin", str(tmp_path))
+        assert [each.wait(PATIENCE_S) for each in [last, *others]] == [0, 0, 0]
+
+
+def test_a_server_that_dies_is_replaced_under_its_node_id(tmp_path: Path) -> None:
+    with Processes(1, 1) as job:
+        scheduler, server, worker = (
+            job.start(role, "replaced_server", str(tmp_path)) for role in ("scheduler", "server", "worker")
+        )
+        wait_until(lambda: (tmp_path / "pushed").exists(), "the first push")
+        server.kill()
+        server.wait(PATIENCE_S)
+        (tmp_path / "killed").touch()
+        server = job.start("server", "replaced_server", str(tmp_path))
+        assert [each.wait(PATIENCE_S) for each in (worker, server, scheduler)] == [0, 0, 0]
+
+
+def test_a_server_that_dies_fails_what_was_asked_of_it_and_is_known_to_be_dead() -> None:
+    with Processes(1, 1) as job:
+        scheduler, server, worker = (job.start(role, "lost_server") for role in ("scheduler", "server", "worker"))
+        assert worker.wait(PATIENCE_S) == 0
+        assert server.wait(PATIENCE_S) == -signal.SIGKILL
+        assert scheduler.wait(PATIENCE_S) == 0
