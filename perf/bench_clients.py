@@ -13,8 +13,9 @@ Expected:
                         touched a thousand calls ago.
     a call of each      each connection sends its next call when it has its answer, and nobody may starve: the one with the
                         fewest calls has most of the mean. 1 connection is one call at a time; from 10 on as above.
-    idle                a connection costs its Python objects, its decoder's buffer of 256 KiB and the kernel's socket (which is
-                        not in the process's size). Connecting takes a handshake of two messages each way: 0.5 ms.
+    idle                a connection costs its Python objects, those pages of its two lanes' buffers that messages reached, and
+                        the kernel's sockets (which are not in the process's size): 25 KB. Connecting takes a handshake of two
+                        messages each way for each lane: 0.5 ms.
 
     python -m perf.bench_clients [--json] [--quick]
 """
@@ -105,15 +106,17 @@ CASES: list[Case] = [InTurn(), Window(), AllAtOnce(), Idle()]
 _IN_TURN, _WINDOW, _ALL_AT_ONCE, _IDLE = (str(case) for case in CASES)
 
 
-def _name(count: int) -> str:
+def name_of(count: int) -> str:
+    """How so many clients are called among candidates."""
     return f"{count:,} client{'s' * (count > 1)}"
 
 
-_MOST = _name(CLIENTS[-1])
+_MOST = name_of(CLIENTS[-1])
 TARGETS = [
-    Target(_IN_TURN, _MOST, "p50_ns", "at most", 2.0, against=_name(1)),
+    Target(_IN_TURN, _MOST, "p50_ns", "at most", 2.0, against=name_of(1)),
     Target(_ALL_AT_ONCE, _MOST, "fewest_share", "at least", 0.5),
     Target(_IDLE, _MOST, "server_cpu_percent", "at most", 1.0),
+    Target(_IDLE, _MOST, "server_bytes", "at most", 64 << 10),
 ]
 
 
@@ -125,7 +128,7 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
         AllAtOnce: measure_all_at_once,
         Idle: measure_idle,
     }
-    candidates = [Candidate(_name(count), "ours", partial(measures[type(case)], count=count)) for count in case.counts]
+    candidates = [Candidate(name_of(count), "ours", partial(measures[type(case)], count=count)) for count in case.counts]
     return compare(NAME, str(case), candidates, effort, pinned=pinned, progress=progress)
 
 
@@ -147,10 +150,16 @@ ROUTE = Route()
 def serve(announce: Announce) -> None:
     """A node with one server, as RpcService makes it, but without a master. Answers until killed."""
     driver = shard.Driver(polling=False)
-    node = Node(driver.reactor, driver, default_slab(), b"", shard.DEFAULT_LIMITS, ["tcp"], "127.0.0.1", 0)
-    node.servers[Route.target] = Server(NAME, 0, Route.target, {METHOD: lambda payload: payload})
+    node = open_node(driver.reactor, driver, default_slab())
     announce("tcp://" + node.address("tcp"))
     driver.run(None)
+
+
+def open_node(reactor: shard.Reactor, driver: shard.Driver | None, slab: shard.Slab) -> Node:
+    """A node with the server that the route leads to, at any port. In a shard there is no driver."""
+    node = Node(reactor, driver, slab, b"", shard.DEFAULT_LIMITS, ["tcp"], "127.0.0.1", 0)
+    node.servers[Route.target] = Server(NAME, 0, Route.target, {METHOD: lambda payload: payload})
+    return node
 
 
 class Clients:
@@ -237,52 +246,74 @@ def measure_window(place: Place, effort: Effort, count: int) -> Sample:
 def measure_all_at_once(place: Place, effort: Effort, count: int) -> Sample:
     """The rate, what single calls took, and the fewest and most calls that one connection got, as shares of the mean."""
     with connected(place, count) as clients:
-        sample, (calls, took_ns) = time_many(partial(keep_busy, clients), effort, CALLS_FIRST, 4 * effort.ops_max)
-        sample = _with_cost(sample)
-        mean = sample.ops / count
-        answer_p50_ns, answer_p99_ns = (float(each) for each in np.percentile(took_ns, [50, 99]))
-        sample.figures.update(
-            answer_p50_ns=answer_p50_ns,
-            answer_p99_ns=answer_p99_ns,
-            fewest_share=min(calls) / mean,
-            most_share=max(calls) / mean,
+        sample, answers = time_many(
+            lambda number: keep_busy(clients, lambda started: started < number), effort, CALLS_FIRST, 4 * effort.ops_max
         )
-        return sample.with_work(unanswered=sample.ops - sum(calls), unserved=calls.count(0))
+        sample = _with_cost(sample)
+        calls = answers.calls_of(count)
+        sample.figures.update(answers.figures(count))
+        return sample.with_work(unanswered=sample.ops - int(calls.sum()), unserved=int((calls == 0).sum()))
 
 
-def keep_busy(clients: Clients, number: int) -> tuple[list[int], list[int]]:
-    """`number` calls in all; a connection makes its next one when it has its answer. How many each made, and what they took."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A column for each right answer: the client that got it, when, and how long after its call."""
+
+    client: np.ndarray
+    at_ns: np.ndarray  # of time.perf_counter_ns()
+    took_ns: np.ndarray
+
+    def between(self, start_ns: int, end_ns: int) -> Answers:
+        """Those that came within that time."""
+        chosen = (start_ns <= self.at_ns) & (self.at_ns < end_ns)
+        return Answers(self.client[chosen], self.at_ns[chosen], self.took_ns[chosen])
+
+    def calls_of(self, count: int) -> np.ndarray:
+        """How many answers each of `count` clients got."""
+        return np.bincount(self.client, minlength=count)
+
+    def figures(self, count: int) -> dict[str, float]:
+        """What single calls took, and the fewest and most that one of `count` clients got, as shares of the mean."""
+        calls = self.calls_of(count)
+        p50_ns, p99_ns = (float(each) for each in np.percentile(self.took_ns, [50, 99]))
+        fewest, most = float(calls.min() / calls.mean()), float(calls.max() / calls.mean())
+        return {"answer_p50_ns": p50_ns, "answer_p99_ns": p99_ns, "fewest_share": fewest, "most_share": most}
+
+
+def keep_busy(clients: Clients, may_begin: Callable[[int], bool]) -> Answers:
+    """Each connection makes its next call when it has its answer, as long as may_begin(calls begun so far) allows one more."""
     peers = clients.peers
-    calls = [0] * len(peers)
     began_ns = [0] * len(peers)
-    took_ns: list[int] = []
-    started = 0
+    answers: list[tuple[int, int, int]] = []
+    begun = ended = 0
     over = clients.future()
     clock = time.perf_counter_ns
 
     def begin(index: int) -> None:
-        nonlocal started
-        if started < number:
-            started += 1
+        nonlocal begun
+        if may_begin(begun):
+            begun += 1
             began_ns[index] = clock()
             submit(peers[index]).add_done_callback(partial(answered, index))
 
     def answered(index: int, call: shard.Future) -> None:
-        took_ns.append(clock() - began_ns[index])
+        nonlocal ended
+        now_ns = clock()
         try:
-            right = call.result() == PAYLOAD
+            if call.result() == PAYLOAD:
+                answers.append((index, now_ns, now_ns - began_ns[index]))
         except errors.RpcError as error:
             over.set_error(error)
             return
-        calls[index] += right
-        if len(took_ns) == number:
-            over.set_result(None)
+        ended += 1
         begin(index)
+        if ended == begun:
+            over.set_result(None)
 
     for index in range(len(peers)):
         begin(index)
     over.result(WAIT_S_MAX)
-    return calls, took_ns
+    return Answers(*np.array(answers, dtype=np.int64).reshape(-1, 3).T)
 
 
 def measure_idle(place: Place, effort: Effort, count: int) -> Sample:

@@ -8,6 +8,8 @@ Expected, beside the same table called in this process with no message at all:
                                   transport, some 0.1 ms for the copies. Over tcp, 0.3 ms more.
     dense 4 MB                    pull: a copy by the table, sent by reference: 0.5 ms. push: one copy to send, one pass
                                   of the optimizer: 1.5 ms. push_pull: both.
+    100,000 keys x 64, of 10 M    25.6 MB of rows, each with its cache misses in 2.6 GB: 5 ms to gather, twice that to change.
+                                  Each candidate makes such a table first: 3.2 GB of memory, some 10 s.
 
     python -m perf.bench_kv [--json] [--quick]
 """
@@ -36,6 +38,8 @@ from prpc_engine.kv.table_spec import DenseSpec, SparseSpec
 NAME = "kv"
 TABLE = "t"
 KEYS_IN_TABLE = 200_000  # of which each operation takes others: as many rows as do not fit into the second-level cache
+FILL_KEYS = 100_000  # pushed at a time while the table is made
+CHECKED_KEYS = 30_000  # about so many are looked at in the end
 KEY_SETS = 8
 LEARNING_RATE = 1.0  # with gradients of 1, each push lowers a value by exactly 1
 WINDOW_FIRST = 64
@@ -43,12 +47,13 @@ WINDOW_FIRST = 64
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """`verb` for `keys` random keys of rows float32[dim]; `window` > 1: so many under way."""
+    """`verb` for `keys` random keys of `keys_in_table` rows float32[dim]; `window` > 1: so many under way."""
 
     verb: str
     keys: int
     dim: int
     window: int = 1
+    keys_in_table: int = KEYS_IN_TABLE
 
     @property
     def size_bytes(self) -> int:
@@ -57,7 +62,8 @@ class Sparse:
 
     def __str__(self) -> str:
         under_way = f", {self.window} in flight" if self.window > 1 else ""
-        return f"{self.verb}, {self.keys} keys x {self.dim}{under_way}"
+        of_many = f" of {self.keys_in_table / 1e6:g} M" if self.keys_in_table != KEYS_IN_TABLE else ""
+        return f"{self.verb}, {self.keys} keys x {self.dim}{of_many}{under_way}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class Dense:
 
 
 Case = Sparse | Dense
+LARGE_PULL = Sparse("pull", 100_000, 64, keys_in_table=10_000_000)
+LARGE_PUSH = Sparse("push", 100_000, 64, keys_in_table=10_000_000)
 CASES: list[Case] = [
     Sparse("pull", 64, 16),
     Sparse("pull", 64, 16, window=16),
@@ -85,11 +93,18 @@ CASES: list[Case] = [
     Sparse("pull", 10_000, 16),
     Sparse("push", 10_000, 16),
     Sparse("push_pull", 10_000, 16),
+    LARGE_PULL,
+    LARGE_PUSH,
     Dense("pull", 1000),
     Dense("push", 1000),
     Dense("push_pull", 1000),
 ]
-TARGETS: list[Target] = []  # none are set yet
+ALONE = "the table alone"
+TARGETS = [
+    Target(str(LARGE_PULL), "prpc kv, shm", "million_keys_per_s", "at least", 3),
+    Target(str(LARGE_PUSH), "prpc kv, shm", "million_keys_per_s", "at least", 3),
+    Target(str(LARGE_PUSH), ALONE, "memory_over_raw", "at most", 1.3),
+]
 
 
 def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
@@ -97,7 +112,7 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
     candidates = [
         Candidate("prpc kv, shm", "ours", partial(measure, case=case, transport="shm")),
         Candidate("prpc kv, tcp", "ours", partial(measure, case=case, transport="tcp")),
-        Candidate("the table alone", "limit", partial(measure_table, case=case)),
+        Candidate(ALONE, "limit", partial(measure_table, case=case)),
     ]
     return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
 
@@ -147,7 +162,11 @@ def measure_table(place: Place, effort: Effort, case: Case) -> Sample:
         suffix = "_dense"
     work = _Work(case, partial(getattr(table, f"push{suffix}"), TABLE), partial(getattr(table, f"pull{suffix}"), TABLE))
     verb = partial(getattr(table, f"{case.verb}{suffix}"), TABLE)
-    return work.check(_with_keys(time_each(lambda: verb(*work.next_arrays()), effort), case))
+    sample = work.check(_with_keys(time_each(lambda: verb(*work.next_arrays()), effort), case))
+    if isinstance(case, Sparse):
+        there = table.statistics()[TABLE]
+        sample.figures["memory_over_raw"] = there["bytes"] / (there["rows"] * (8 + 4 * case.dim))
+    return sample
 
 
 class _Work:
@@ -162,10 +181,11 @@ class _Work:
             self._sets = [(np.ones((case.rows, 1000), np.float32),)]
         else:
             chooser = np.random.default_rng(20240817)
-            every = np.arange(KEYS_IN_TABLE, dtype=np.int64)
-            push(every, np.ones((KEYS_IN_TABLE, case.dim), np.float32))  # grows the table before anything is timed
+            for begin in range(0, case.keys_in_table, FILL_KEYS):  # the table grows before anything is timed
+                some = np.arange(begin, min(begin + FILL_KEYS, case.keys_in_table))
+                push(some, np.ones((len(some), case.dim), np.float32))
             grads = np.ones((case.keys, case.dim), np.float32)
-            self._sets = [(chooser.choice(every, case.keys, replace=False), grads) for _ in range(KEY_SETS)]
+            self._sets = [(chooser.choice(case.keys_in_table, case.keys, replace=False), grads) for _ in range(KEY_SETS)]
 
     def next_arrays(self) -> tuple[NDArray[Any], ...]:
         """What the verb takes: keys, gradients, both or none."""
@@ -182,10 +202,10 @@ class _Work:
             values = self._pull()
             wanted = np.full(values.shape, -float(pushes), np.float32)
         else:
-            counts = np.ones(KEYS_IN_TABLE, np.int64)
+            counts = np.ones(self._case.keys_in_table, np.int64)
             for index, arrays in enumerate(self._sets):
                 counts[arrays[0]] += pushes // KEY_SETS + (index < pushes % KEY_SETS)
-            keys = np.arange(0, KEYS_IN_TABLE, 7)
+            keys = np.arange(0, self._case.keys_in_table, max(1, self._case.keys_in_table // CHECKED_KEYS))
             values = self._pull(keys)
             wanted = np.repeat(-counts[keys].astype(np.float32)[:, None], values.shape[1], axis=1)
         return sample.with_work(values_right=int((values == wanted).sum()), values=int(values.size), operations=self._turn)
@@ -214,6 +234,7 @@ def test_after_the_pushes_every_value_is_what_they_make_it() -> None:
         Sparse("push", 64, 16),
         Sparse("push_pull", 10_000, 16),
         Sparse("pull", 64, 16, window=16),
+        Sparse("push", 5000, 64, keys_in_table=250_000),
         Dense("push_pull", 20),
     ):
         for result in run(case, TINY):

@@ -18,6 +18,8 @@ Expected, 40 MB (float32[10 M]):
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -28,10 +30,11 @@ import numpy as np
 from perf import peers
 from perf.certificates import tls_switched_on
 from perf.harness import Candidate, Place, Result, compare
+from perf.machine import process_cpu_s
 from perf.peers import PeerInfo, open_peer
-from perf.peers.face import ITEM, Job
+from perf.peers.face import ITEM, Job, Peer
 from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each
+from perf.timing import FULL, TINY, Effort, Sample, calls_for, time_calls, time_each
 
 NAME = "tensor"
 FIRST = 1.5  # a value that float32 holds exactly
@@ -92,23 +95,42 @@ def run(
 
 
 def measure(place: Place, effort: Effort, case: Handed, info: PeerInfo) -> Sample:
-    """Time each array from the send to the answer. It is written once, before: what it holds is not the question."""
+    """Time each array from the send to the answer. It is written once, before: what it holds is not the question.
+
+    Figures: cold_ns, the very first array over a new connection, which some make for it; what the two processes used of their
+    cores for each GB (10^9 bytes) of those that were timed.
+    """
     tls = tls_switched_on() if info.name == TCP_TLS.name else nullcontext()
     with tls, open_peer(info, place, Job("array", case.size_bytes)) as peer:
         array = peer.new_array(case.items)
         array[:] = 0.0
         array[0] = FIRST
-        if info.name == SHM_FRESH.name:
 
-            def operate() -> float:
-                fresh = peer.new_array(case.items)
-                fresh[0] = FIRST
-                return peer.send_array(fresh)
+        def operate() -> float:
+            return peer.send_array(array)
 
-            sample = time_each(operate, effort)
-        else:
-            sample = time_each(partial(peer.send_array, array), effort)
-        return sample.with_work(first_right=int(peer.send_array(array) == FIRST))
+        def operate_fresh() -> float:
+            fresh = peer.new_array(case.items)
+            fresh[0] = FIRST
+            return peer.send_array(fresh)
+
+        chosen = operate_fresh if info.name == SHM_FRESH.name else operate
+        start_ns = time.perf_counter_ns()
+        chosen()
+        cold_ns = time.perf_counter_ns() - start_ns
+        calls = calls_for(chosen, effort)
+        before = _cpu_s(peer)
+        sample = time_calls(chosen, calls)
+        used = [1e9 * (after_s - before_s) for after_s, before_s in zip(_cpu_s(peer), before, strict=True)]
+        client_ns, server_ns = (each_ns / (calls * case.size_bytes / 1e9) for each_ns in used)
+        sample.figures.update(cold_ns=cold_ns, client_cpu_per_gb_ns=client_ns, server_cpu_per_gb_ns=server_ns)
+        return sample.with_work(first_right=int(operate() == FIRST))
+
+
+def _cpu_s(peer: Peer) -> tuple[float, float]:
+    """What this process and the peer's server have used."""
+    assert peer.server is not None
+    return process_cpu_s(os.getpid()), process_cpu_s(peer.server.pid)
 
 
 def measure_copy(place: Place, effort: Effort, case: Handed) -> Sample:

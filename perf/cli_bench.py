@@ -13,7 +13,10 @@ from perf import harness, machine, plot, report, table
 from perf.targets import judge
 from perf.timing import FULL, QUICK
 
-SUBJECTS = ("ring", "shard", "growth", "rpc", "clients", "mixed", "tls", "failure", "tensor", "fuse", "kv")
+SUBJECTS = (
+    *("ring", "shard", "growth", "rpc", "start", "clients", "connections", "mixed", "tls", "failure"),
+    *("tensor", "transfer", "fuse", "kv", "checkpoint"),
+)
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -39,7 +42,7 @@ def main(
     draws = hasattr(bench, "draw")
     if plot_path is not None:
         if not draws:
-            raise ValueError(f"{subject!r} has no curves to plot; `python -m perf.bench_growth --plot PATH` has")
+            raise ValueError(f"{subject!r} has no curves to plot; growth and transfer have")
         try:
             plot.check_possible()
         except plot.NoPlot as reason:
@@ -94,7 +97,7 @@ def command_line(subject: str) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
     parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
     parser.add_argument("--case", help="only cases with this text in their name")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="curves to this .svg, .png or .pdf; of growth only")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="curves to this .svg, .png or .pdf; growth, transfer")
     given = parser.parse_args()
     return main(
         subject,

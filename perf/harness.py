@@ -26,7 +26,7 @@ from perf.timing import Effort, Sample
 # longer than this hangs, is ended and reported as failed.
 REPEAT_S_MAX = 60.0
 
-Role = Literal["ours", "peer", "limit"]
+Role = Literal["ours", "peer", "limit", "given"]  # given: published by others, not measured here
 
 
 @dataclass(frozen=True, slots=True)

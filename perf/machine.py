@@ -13,6 +13,7 @@ from pathlib import Path
 
 # What may change a figure, or is compared with.
 DISTRIBUTIONS = ("numpy", "msgspec", "multiprocess", "posix-ipc", "psutil", "pyzmq", "pynng", "grpcio", "prpc-engine")
+SHM_FOLDER = "/dev/shm"
 BUSY_WATCH_S = 0.2
 BUSY_PERCENT_MAX = 10.0  # of all cores, before the run: above it others are at work, and the figures are theirs too
 STEAL_PERCENT_MAX = 2.0
@@ -89,6 +90,23 @@ def cpu_seconds() -> tuple[float, float, float]:
 def process_cpu_s(pid: int) -> float:
     """What all threads of a process have used, from its CPU clock: /proc and psutil tell it in ticks of 10 ms."""
     return time.clock_gettime_ns((~pid << 3) | CPUCLOCK_SCHED) / 1e9
+
+
+def memory_available_bytes() -> int:
+    """What this process could take without driving others out, by the kernel's estimate, and by the cgroup's limit if any."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    most, now = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        return min(available, int(most.read_text()) - int(now.read_text()))
+    except (OSError, ValueError):  # not there, or "max"
+        return available
+
+
+def shm_available_bytes() -> int:
+    """What there is room for in /dev/shm."""
+    folder = os.statvfs(SHM_FOLDER)
+    return folder.f_bavail * folder.f_frsize
 
 
 def percent_between(before: tuple[float, ...], after: tuple[float, ...]) -> tuple[float, float]:

@@ -25,6 +25,7 @@ class Panel:
     y_label: str
     curves: dict[str, list[tuple[float, float]]]
     is_log: bool = False  # both axes, by powers of ten
+    given: frozenset[str] = frozenset()  # curves that were not measured here: dashed
 
 
 def check_possible() -> None:
@@ -42,7 +43,8 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     figure = Figure(figsize=(width, height * len(panels)), layout="constrained")
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         for name, points in panel.curves.items():
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+            line = "--" if name in panel.given else "-"
+            axes.plot(*zip(*sorted(points), strict=True), line, marker="o", label=name)
         if panel.is_log:
             axes.set_xscale("log")
             axes.set_yscale("log")
@@ -50,5 +52,5 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
             axes.set_ylim(bottom=0)
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         axes.grid(visible=True, alpha=0.3)
-        axes.legend()
+        axes.legend(fontsize="small")
     figure.savefig(path)

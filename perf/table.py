@@ -13,8 +13,8 @@ from perf.machine import Machine
 from perf.report import bound_text, figure_text, target_text, value_text
 from perf.targets import Verdict
 
-WIDTH_PIPED = 150  # where no terminal says how wide it is
-STYLES = {"ours": "bold green", "peer": "", "limit": "cyan"}
+WIDTH_PIPED = 190  # where no terminal says how wide it is
+STYLES = {"ours": "bold green", "peer": "", "limit": "cyan", "given": "dim"}
 
 
 def _console() -> Console:
@@ -64,7 +64,7 @@ def show_case(results: list[Result]) -> None:
         if timed:
             cells = [
                 units.duration(result.p50_ns),
-                f"{units.duration(result.p50_ns_low)} to {units.duration(result.p50_ns_high)}" if result.p50_ns else "-",
+                f"{units.duration(result.p50_ns_low)} to {units.duration(result.p50_ns_high)}" if result.p50_ns_low else "-",
                 units.duration(result.p99_ns),
                 units.duration(result.p999_ns),
                 units.amount(result.ops_per_s, "/s"),

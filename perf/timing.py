@@ -63,7 +63,11 @@ def time_each(operate: Callable[[], object], effort: Effort, ops_per_call: int =
     `ops_per_call` > 1 says that one call is so many operations: times are then per operation, averaged within the call,
     for what is too short to be timed one by one (a clock reading costs some 50 ns).
     """
-    calls = calls_for(operate, effort)
+    return time_calls(operate, calls_for(operate, effort), ops_per_call)
+
+
+def time_calls(operate: Callable[[], object], calls: int, ops_per_call: int = 1) -> Sample:
+    """As time_each, for who has warmed up and knows how many calls it wants."""
     took_ns = np.zeros(calls, dtype=np.int64)
     clock = time.perf_counter_ns
     for index in range(calls):

@@ -1,4 +1,4 @@
-"""pynng: req/rep over a Unix socket."""
+"""pynng: req/rep over a Unix socket or TCP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANY_SIZE = 0  # recv_max_size: no limit
 def serve(announce: Announce, address: str, job: Job) -> None:
     """Answer until killed."""
     with pynng.Rep0(listen=address, recv_max_size=ANY_SIZE) as replier:
-        announce(address)
+        announce(replier.listeners[0].url)  # with the port that was chosen
         while True:
             if job.kind == "echo":
                 replier.send(replier.recv())
@@ -30,9 +30,10 @@ def serve(announce: Announce, address: str, job: Job) -> None:
 class Connected(Peer):
     """The client's side."""
 
-    def __init__(self, place: Place, job: Job) -> None:
+    def __init__(self, place: Place, job: Job, scheme: str) -> None:
         super().__init__(place, job)
-        address = self.start(serve, f"ipc://{Path(place.folder, 'nng')}", job)
+        wanted = f"ipc://{Path(place.folder, 'nng')}" if scheme == "ipc" else "tcp://127.0.0.1:0"
+        address = self.start(serve, wanted, job)
         self._requester = self.exits.enter_context(
             pynng.Req0(dial=address, send_timeout=WAIT_MS_MAX, recv_timeout=WAIT_MS_MAX, resend_time=WAIT_MS_MAX)
         )
