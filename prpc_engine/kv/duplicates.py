@@ -1,8 +1,8 @@
 """Keys that come more than once in a batch: found cheaply, and their gradients summed.
 
 A formula like Adagrad's must see one gradient for a key, not several, and a scatter into rows would keep only the last
-of them. Batches are often sorted and free of repeats already (np.unique makes them so), which one comparison of
-neighbours shows: then nothing is sorted and nothing copied.
+of them. Batches are mostly free of repeats, and often sorted (np.unique makes them so), which one comparison of
+neighbours shows: then no gradient is moved.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ def strictly_increasing(keys: Keys) -> bool:
     return bool((keys[1:] > keys[:-1]).all())
 
 
+def none_repeats(keys: Keys) -> bool:
+    """Whether all keys are different. Sorting the keys alone is cheap: 100 k of them take 0.4 ms, np.unique 11 (numpy 2.4)."""
+    return strictly_increasing(keys) or strictly_increasing(np.sort(keys))
+
+
 def unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.intp] | None]:
-    """(keys without repeats, ascending; which of them each key was), the latter None where `keys` is that already."""
-    if strictly_increasing(keys):
+    """(keys without repeats, which of them each key was); as they came, and None, where none repeats, else ascending."""
+    if none_repeats(keys):
         return keys, None
     return np.unique(keys, return_inverse=True)
 
 
 def sum_duplicates(keys: Keys, grads: Floats) -> tuple[Keys, Floats]:
-    """int64[n], float32[n, width] -> the m different keys, ascending, and the sum of each one's gradients [m, width].
+    """int64[n], float32[n, width] -> the m different keys and the sum of each one's gradients [m, width].
 
-    By a stable sort and one reduceat: a quarter of the time of np.add.at (33 k keys x 9 columns: 0.9 against 2.8 ms).
+    As they came where none repeats, else ascending, by a stable sort and one reduceat: a quarter of the time of
+    np.add.at (33 k keys x 9 columns: 0.9 against 2.8 ms).
     """
-    if strictly_increasing(keys):
+    if none_repeats(keys):
         return keys, grads
     order = np.argsort(keys, kind="stable")  # stable: the same batch always sums in the same order
     ordered = keys[order]
-    first = np.empty(len(keys), np.bool_)
-    first[0] = True
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
-    if len(starts) == len(keys):
-        return ordered, grads[order]
-    return ordered[starts], np.add.reduceat(grads[order], starts, axis=0)
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    return ordered[starts], np.add.reduceat(grads.take(order, axis=0), starts, axis=0)

@@ -7,12 +7,16 @@ are the caller's, what a handler raises arrives as RemoteError. For trying out a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import numpy as np
 
 from prpc_engine.errors import NoServer, RemoteError
+
+HANDLER_S_MAX = 600.0  # of one wait of an `async def` handler: for the disk
 
 
 class LocalFuture:
@@ -90,8 +94,24 @@ class LocalClient:
 
 
 def _received(value: Any) -> Any:
-    """A copy, as of something that came over a wire."""
+    """A copy, as of something that came over a wire; of an `async def` handler's coroutine, what it returns."""
+    if inspect.iscoroutine(value):
+        value = _returned(value)
     value = copy.deepcopy(value)
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     return value
+
+
+def _returned(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run it to its end, blocking where it awaits what another thread completes; TimeoutError when that takes HANDLER_S_MAX."""
+    while True:
+        try:
+            awaited = coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value
+        done = threading.Event()
+        awaited.add_done_callback(lambda _, done=done: done.set())
+        if not done.wait(HANDLER_S_MAX):
+            coroutine.close()
+            raise TimeoutError(f"a handler has waited for {HANDLER_S_MAX} s; what it waits for goes on")

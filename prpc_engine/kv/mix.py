@@ -10,6 +10,7 @@ that looks at the same bits):
     partition.owner_of       the value modulo the number of partitions, so mostly the low bits
     index.KeyIndex           the highest bits
     initializer              all bits, as the seed of another splitmix64
+    admission.Doorkeeper     the value mixed once more
 """
 
 from __future__ import annotations

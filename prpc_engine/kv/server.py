@@ -8,19 +8,23 @@ What is asked arrives as plain scalars, strings, dicts and read-only arrays; wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from prpc_engine.deferred import Deferred
 from prpc_engine.errors import BadArguments, ConfigError
+from prpc_engine.kv.checkpoint.gate import HeldTable
+from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.table import DenseTable, SparseTable
-from prpc_engine.kv.table_spec import TableSpec, from_dict
+from prpc_engine.kv.table_spec import from_dict
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 
 
 class ServingService(Protocol):
@@ -35,27 +39,25 @@ class ServingService(Protocol):
 
 
 class KVServer:
-    """Offers key-value tables under `name`. The service owns what this makes, and closes it."""
+    """Offers key-value tables under `name`. The service owns what this makes, and closes it.
 
-    def __init__(self, service: ServingService, name: str = "kv") -> None:
+    checkpoint_root: workers may save to and restore from folders below it only; None: wherever this process may write.
+    """
+
+    def __init__(self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None) -> None:
         self.name = name
-        factory: Callable[[], KVShard] = KVShard
+        factory = partial(KVShard, checkpoint_root)
         if service.shards > 0:
             self.server = service.create_server(name, factory, sharded=True)
         else:
             self.server = service.create_server(name, factory())
 
 
-class KVShard:
+class KVShard(CheckpointMethods):
     """The tables of one partition. Its public methods are the protocol; calls come one at a time.
 
     Raises ConfigError for a bad or conflicting spec, BadArguments for an unknown table, or arrays that do not fit.
     """
-
-    def __init__(self) -> None:
-        self._specs: dict[str, TableSpec] = {}
-        self._sparse: dict[str, SparseTable] = {}
-        self._dense: dict[str, DenseTable] = {}
 
     def create_table(self, spec: dict[str, Any]) -> bool:
         """Make the table that `spec` (TableSpec.to_dict()) describes: True when it is new, False when it is there.
@@ -83,37 +85,38 @@ class KVShard:
         """Rows of a sparse table: int64[n] -> float32[n, dim]."""
         return self._sparse_table(table).pull(keys)
 
-    def push(self, table: str, keys: Keys, grads: Floats) -> None:
-        """Apply gradients, int64[n] and float32[n, dim], to a sparse table."""
-        self._sparse_table(table).push(keys, grads)
+    def push(self, table: str, keys: Keys, *grads: Array) -> Deferred | None:
+        """Apply gradients, int64[n] and float32[n, dim] or what its compression makes of that, to a sparse table."""
+        return self._sparse_table(table).push(keys, *grads)
 
-    def push_pull(self, table: str, keys: Keys, grads: Floats) -> Floats:
+    def push_pull(self, table: str, keys: Keys, *grads: Array) -> Deferred | Floats:
         """push(), then the new rows."""
-        return self._sparse_table(table).push_pull(keys, grads)
+        return self._sparse_table(table).push_pull(keys, *grads)
 
     def pull_dense(self, table: str) -> Floats:
         """The whole local slice of a dense tensor."""
         return self._dense_table(table).pull()
 
-    def push_dense(self, table: str, grads: Floats) -> None:
-        """Apply a gradient of the local slice's shape."""
-        self._dense_table(table).push(grads)
+    def push_dense(self, table: str, *grads: Array) -> Deferred | None:
+        """Apply a gradient of the local slice's shape, or what its compression makes of that."""
+        return self._dense_table(table).push(*grads)
 
-    def push_pull_dense(self, table: str, grads: Floats) -> Floats:
+    def push_pull_dense(self, table: str, *grads: Array) -> Deferred | Floats:
         """push_dense(), then the new slice."""
-        return self._dense_table(table).push_pull(grads)
+        return self._dense_table(table).push_pull(*grads)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """{table: the fields of its TableStatistics}: a plain dict, as it goes over the wire."""
-        return {name: asdict(table.statistics()) for name, table in (self._sparse | self._dense).items()}
+        tables = [*self._sparse.items(), *self._dense.items()]
+        return {name: asdict(table.statistics()) for name, table in tables}
 
-    def _sparse_table(self, name: str) -> SparseTable:
+    def _sparse_table(self, name: str) -> SparseTable | HeldTable[SparseTable]:
         table = self._sparse.get(name)
         if table is None:
             raise BadArguments(self._absent("sparse", name, list(self._sparse)))
         return table
 
-    def _dense_table(self, name: str) -> DenseTable:
+    def _dense_table(self, name: str) -> DenseTable | HeldTable[DenseTable]:
         table = self._dense.get(name)
         if table is None:
             raise BadArguments(self._absent("dense", name, list(self._dense)))

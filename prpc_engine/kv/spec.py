@@ -33,16 +33,24 @@ def build(what: str, classes: Mapping[str, type[Thing]], spec: object) -> Thing:
     name = spec.get("name")
     if not isinstance(name, str) or name not in classes:
         raise ConfigError(f"{what} {spec!r}: the name {name!r} is not known; allowed: {names}")
-    settings = {key: value for key, value in spec.items() if key != "name"}
-    fields = {field.name: field for field in dataclasses.fields(classes[name])}  # type: ignore[arg-type]
+    return configured(f"{what} {name!r}", classes[name], {key: value for key, value in spec.items() if key != "name"})
+
+
+def configured(what: str, made: type[Thing], settings: object) -> Thing:
+    """made(**settings); an instance of it passes as it is. Raises ConfigError as build() does."""
+    if isinstance(settings, made):
+        return settings
+    fields = {field.name: field for field in dataclasses.fields(made)}  # type: ignore[arg-type]
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{what} is {settings!r}; a dict of its settings is allowed: {', '.join(fields)}")
     for key in settings:
         if key not in fields:
-            raise ConfigError(f"{what} {name!r} has no setting {key!r}; allowed: {', '.join(fields) or 'none'}")
+            raise ConfigError(f"{what} has no setting {key!r}; allowed: {', '.join(fields) or 'none'}")
     for key, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and key not in settings:
-            raise ConfigError(f"{what} {name!r} needs the setting {key!r}; its settings are: {', '.join(fields)}")
-    return classes[name](**settings)
+            raise ConfigError(f"{what} needs the setting {key!r}; its settings are: {', '.join(fields)}")
+    return made(**settings)
 
 
 def checked_number(what: str, value: object, *, at_least: float = -math.inf, above: float = -math.inf) -> float:

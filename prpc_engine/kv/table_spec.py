@@ -7,17 +7,22 @@ differently (one came before the last server did) are found out at create_table,
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv import initializer, optimizer
+from prpc_engine.kv import admission, compression, eviction, initializer, optimizer
+from prpc_engine.kv.admission import Admission
+from prpc_engine.kv.compression import Compressor
+from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.initializer import Initializer
 from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.partition import PARTITIONS_MAX
 from prpc_engine.kv.spec import build, checked_count
+from prpc_engine.kv.storage import checked_storage, storage_dtype
 from prpc_engine.kv.table import DenseTable, SparseTable
 
 DIM_MAX = 65536  # columns of a sparse row: 256 KiB a key; wider things are dense tensors
@@ -41,15 +46,19 @@ class TableSpec(ABC):
             raise ConfigError(f"table name {self.table!r}: 1 to {TABLE_NAME_BYTES_MAX} bytes of text are allowed")
         checked_count(f"table {self.table!r}: partitions", self.partitions, at_least=1, at_most=PARTITIONS_MAX)
         checked_count(f"table {self.table!r}: partition", self.partition, at_least=0, at_most=self.partitions - 1)
-        for field, from_spec in (("optimizer", optimizer.from_spec), ("initializer", initializer.from_spec)):
-            try:
-                object.__setattr__(self, field, from_spec(getattr(self, field)))
-            except ConfigError as error:
-                raise ConfigError(f"table {self.table!r}: {error}") from error
+        self._settle("optimizer", optimizer.from_spec)
+        self._settle("initializer", initializer.from_spec)
+
+    def _settle(self, field: str, checked: Callable[[Any], Any]) -> None:
+        """Replace what was given for `field`, an object or its plain form, by what `checked` makes of it."""
+        try:
+            object.__setattr__(self, field, checked(getattr(self, field)))
+        except ConfigError as error:
+            raise ConfigError(f"table {self.table!r}: {error}") from error
 
     @abstractmethod
-    def make(self) -> DenseTable | SparseTable:
-        """A new table of this kind."""
+    def make(self, clock: Callable[[], float] = time.monotonic) -> DenseTable | SparseTable:
+        """A new table of this kind. clock: gives seconds, for rows that live for so many."""
 
     def to_dict(self) -> dict[str, Any]:
         """Scalars, strings, lists and dicts only; from_dict() makes an equal spec."""
@@ -59,28 +68,49 @@ class TableSpec(ABC):
 
 @dataclass(frozen=True)
 class SparseSpec(TableSpec):
-    """int64 key -> float32[dim]."""
+    """int64 key -> dtype[dim]. dtype: what values are stored as (storage.py); the wire has float32."""
 
     kind = "sparse"
     dim: int
+    dtype: str = "float32"
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+    compression: Compressor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_count(f"table {self.table!r}: dim", self.dim, at_least=1, at_most=DIM_MAX)
         self.initializer.check_width(self.dim)
+        self._settle("dtype", checked_storage)
+        self._settle("admission", admission.from_spec)
+        self._settle("eviction", eviction.from_spec)
+        self._settle("compression", compression.from_spec)
+        if self.compression is not None and self.compression.needs_feedback:
+            raise ConfigError(
+                f"table {self.table!r}: compression {self.compression.name!r} needs what it leaves to be kept for the next push, "
+                f"which is done for dense tables; a sparse one may have: cast, int8"
+            )
 
-    def make(self) -> SparseTable:
-        return SparseTable(self.dim, self.optimizer, self.initializer)
+    def make(self, clock: Callable[[], float] = time.monotonic) -> SparseTable:
+        dtype = storage_dtype(self.dtype)
+        bounds = self.admission, self.eviction
+        return SparseTable(self.dim, self.optimizer, self.initializer, dtype, *bounds, clock, self.compression)
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {field: getattr(self, field) for field in ("admission", "eviction", "compression")}
+        return super().to_dict() | {field: value and value.to_spec() for field, value in own.items()}
 
 
 @dataclass(frozen=True)
 class DenseSpec(TableSpec):
-    """Rows [begin, end) of a float32 tensor of `shape`; a tensor without axes counts as one row."""
+    """Rows [begin, end) of a tensor of `shape`, stored as `dtype` (storage.py); one without axes counts as one row."""
 
     kind = "dense"
     shape: Sequence[int]
     begin: int
     end: int
+    dtype: str = "float32"
+    compression: Compressor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,17 +124,20 @@ class DenseSpec(TableSpec):
         checked_count(f"table {self.table!r}: end", self.end, at_least=0, at_most=self.rows)
         checked_count(f"table {self.table!r}: begin", self.begin, at_least=0, at_most=self.end)
         self.initializer.check_width(1)
+        self._settle("dtype", checked_storage)
+        self._settle("compression", compression.from_spec)
 
     @property
     def rows(self) -> int:
         """Rows of the whole tensor."""
         return self.shape[0] if self.shape else 1
 
-    def make(self) -> DenseTable:
-        return DenseTable((self.end - self.begin, *self.shape[1:]), self.optimizer, self.initializer, self.begin)
+    def make(self, clock: Callable[[], float] = time.monotonic) -> DenseTable:
+        shape = (self.end - self.begin, *self.shape[1:])
+        return DenseTable(shape, self.optimizer, self.initializer, self.begin, storage_dtype(self.dtype), self.compression)
 
     def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"shape": list(self.shape)}
+        return super().to_dict() | {"shape": list(self.shape), "compression": self.compression and self.compression.to_spec()}
 
 
 TABLES: dict[str, type[TableSpec]] = {"sparse": SparseSpec, "dense": DenseSpec}

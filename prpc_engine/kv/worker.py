@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,12 @@ import numpy.typing as npt
 
 from prpc_engine.errors import BadArguments, ConfigError, RemoteError
 from prpc_engine.kv import partition
+from prpc_engine.kv.admission import Admission
+from prpc_engine.kv.checkpoint.rounds import Rounds
 from prpc_engine.kv.checks import check_grads, check_keys
+from prpc_engine.kv.compression import Compressor, Feedback
 from prpc_engine.kv.duplicates import sum_duplicates, unique
+from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture, PartFuture
 from prpc_engine.kv.initializer import Constant, Initializer
 from prpc_engine.kv.optimizer import Optimizer
@@ -32,6 +36,7 @@ from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+SAVE_TIMEOUT_S = 600.0  # of a whole checkpoint: hundreds of GB at 1 GB/s, and a slow disk's fsync
 CALL_TIMEOUT_S = 30.0  # as a call of the client itself: long enough for a busy server, short enough to be noticed
 DENSE_SPLIT_BYTES_MIN = 65536  # below, one message costs more than the copy that a second server would save
 
@@ -60,11 +65,13 @@ class _Dense:
 
     shape: tuple[int, ...]
     slices: tuple[tuple[int, int, int], ...]
+    feedback: tuple[Feedback, ...] | None = field(default=None, compare=False)  # of each slice, where gradients are compressed
 
 
 @dataclass(frozen=True)
 class _Sparse:
     dim: int
+    compression: Compressor | None = None
 
 
 class KVWorker:
@@ -102,17 +109,25 @@ class KVWorker:
         optimizer: Optimizer | Mapping[str, Any],
         initializer: Initializer | Mapping[str, Any] | None = None,
         *,
+        dtype: str = "float32",
+        admission: Admission | Mapping[str, Any] | None = None,
+        eviction: Eviction | Mapping[str, Any] | None = None,
+        compression: Compressor | Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Make int64 key -> float32[dim] on every server, or find it there. Rows start as `initializer` says, else 0.
+        """Make int64 key -> row of `dim` numbers on every server, or find it there. Rows start as `initializer` says, else 0.
 
+        dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. admission: which keys get a row
+        (kv.Admission), else all; eviction: which rows go again (kv.Eviction), else none. compression: how gradients travel
+        (kv.Cast, kv.Int8), else as they are.
         ConfigError: a value is not allowed, or another table has the name.
         """
         partitions = len(self.server_ids)
         start = initializer or Constant()
-        specs = [SparseSpec(table, i, partitions, optimizer, start, dim) for i in range(partitions)]  # type: ignore[arg-type]
+        whole = SparseSpec(table, 0, partitions, optimizer, start, dim, dtype, admission, eviction, compression)  # type: ignore[arg-type]
+        specs = [replace(whole, partition=i) for i in range(partitions)]
         self._create(dict(zip(self.server_ids, specs, strict=True)), timeout_s)
-        self._tables[table] = _Sparse(dim)
+        self._tables[table] = _Sparse(dim, whole.compression)
 
     def create_dense(
         self,
@@ -121,29 +136,23 @@ class KVWorker:
         optimizer: Optimizer | Mapping[str, Any],
         initializer: Initializer | Mapping[str, Any] | None = None,
         *,
+        dtype: str = "float32",
+        compression: Compressor | Mapping[str, Any] | None = None,
         split_bytes_min: int = DENSE_SPLIT_BYTES_MIN,
         timeout_s: float | None = None,
     ) -> None:
-        """Make a float32 tensor of `shape`, or find it there. Elements start as `initializer` says, else 0.
+        """Make a tensor of `shape`, or find it there. Elements start as `initializer` says, else 0.
 
+        dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. compression: how gradients travel
+        (kv.Cast, kv.Int8, kv.TopK), else as they are; what a push loses by it this worker adds to the next.
         Its rows (axis 0) are spread evenly over the servers; a tensor below `split_bytes_min` bytes lives whole on one.
         """
-        partitions = len(self.server_ids)
         start = initializer or Constant()
-        whole = DenseSpec(table, 0, partitions, optimizer, start, shape, 0, 0)  # type: ignore[arg-type]
-        if 4 * math.prod(whole.shape) < split_bytes_min:
-            ranges = {partition.dense_home(table, partitions): (0, whole.rows)}
-        else:
-            ranges = dict(enumerate(partition.dense_ranges(whole.rows, partitions)))
-        specs: dict[int, TableSpec] = {}
-        slices = []
-        for i, (begin, end) in ranges.items():
-            if begin < end:
-                server_id = self.server_ids[i]
-                specs[server_id] = DenseSpec(table, i, partitions, whole.optimizer, whole.initializer, whole.shape, begin, end)
-                slices.append((server_id, begin, end))
+        partitions = len(self.server_ids)
+        whole = DenseSpec(table, 0, partitions, optimizer, start, shape, 0, 0, dtype, compression)  # type: ignore[arg-type]
+        specs = self._sliced(whole, 4 * math.prod(whole.shape) >= split_bytes_min)
         self._create(specs, timeout_s)
-        self._tables[table] = _Dense(tuple(whole.shape), tuple(slices))
+        self._tables[table] = _layout_of(specs)
 
     def _create(self, specs: Mapping[int, TableSpec], timeout_s: float | None) -> None:
         parts = [self._submit(each, "create_table", timeout_s, spec.to_dict()) for each, spec in specs.items()]
@@ -153,6 +162,65 @@ class KVWorker:
             if error.type_name.rpartition(".")[2] != ConfigError.__name__:
                 raise
             raise ConfigError(f"{self.name!r} refused: {error.remote_message}") from error
+
+    def _sliced(self, whole: DenseSpec, is_cut: bool) -> dict[int, DenseSpec]:
+        """What each server that has rows of the tensor has of it."""
+        partitions = len(self.server_ids)
+        ranges = {partition.dense_home(whole.table, partitions): (0, whole.rows)}
+        if is_cut:
+            ranges = dict(enumerate(partition.dense_ranges(whole.rows, partitions)))
+        return {
+            self.server_ids[i]: replace(whole, partition=i, partitions=partitions, begin=begin, end=end)
+            for i, (begin, end) in ranges.items()
+            if begin < end
+        }
+
+    # Checkpoints
+
+    def save(self, folder: str, step: int, *, keep: int | None = None, timeout_s: float = SAVE_TIMEOUT_S) -> None:
+        """Write a checkpoint of all tables while training goes on; it is on the disk when this returns.
+
+        folder: an absolute path on the servers' machines, one that all of them see. keep: that many of the newest are kept, None
+        keeps all. What of the pushes under way is in it: checkpoint/methods.py. Raises CheckpointError, and then the checkpoints
+        before it are as they were; ConfigError for a folder, step or keep that is not allowed.
+        """
+        Rounds(self._submit, self.server_ids, timeout_s).save(folder, step, keep)
+
+    def restore(self, folder: str, *, timeout_s: float = SAVE_TIMEOUT_S) -> int:
+        """Bring the newest whole checkpoint of `folder` back: the step it was saved with. The servers may be more or fewer now.
+
+        Its tables are made, or take the place of those of the same name and spec; others stay. This worker then knows them all;
+        other workers create them as always, and find them. A dense tensor that this worker has created stays cut as it is. Raises
+        CheckpointError when none is whole, ConfigError when a table is there with another spec; nothing has changed then.
+        """
+        found: dict[int, dict[str, TableSpec]] = {}
+
+        def layout(saved: Mapping[str, Sequence[TableSpec]]) -> dict[int, dict[str, TableSpec]]:
+            found.update({server_id: {} for server_id in self.server_ids})
+            for table, parts in saved.items():
+                for server_id, spec in self._restored(table, parts).items():
+                    found[server_id][table] = spec
+            return found
+
+        step = Rounds(self._submit, self.server_ids, timeout_s).restore(folder, layout)
+        for table in {table for specs in found.values() for table in specs}:
+            self._tables[table] = _layout_of({server_id: specs[table] for server_id, specs in found.items() if table in specs})
+        return step
+
+    def _restored(self, table: str, saved: Sequence[TableSpec]) -> Mapping[int, TableSpec]:
+        """What each server is to have of a table of which servers had `saved`."""
+        first = saved[0]
+        if isinstance(first, DenseSpec):
+            known = self._tables.get(table)
+            if known is not None:
+                is_cut = _layout_of(self._sliced(first, True)) == known
+            elif first.partitions > 1 and first.rows > 1:
+                is_cut = len(saved) > 1
+            else:  # what was saved does not tell
+                is_cut = 4 * math.prod(first.shape) >= DENSE_SPLIT_BYTES_MIN
+            return self._sliced(first, is_cut)
+        partitions = len(self.server_ids)
+        return {each: replace(first, partition=i, partitions=partitions) for i, each in enumerate(self.server_ids)}
 
     # Verbs
 
@@ -187,7 +255,7 @@ class KVWorker:
         else:
             keys, grads = self._checked("push", table, layout, arrays)
             keys, grads = sum_duplicates(keys, grads)
-            parts, _ = self._scatter("push", table, keys, grads, timeout_s)
+            parts, _ = self._scatter("push", table, layout, keys, grads, timeout_s)
         return KVFuture(parts, lambda answers: None)
 
     def submit_push_pull(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> KVFuture[Floats]:
@@ -212,7 +280,7 @@ class KVWorker:
 
     # Parts
 
-    def _submit(self, server_id: int, method: str, timeout_s: float | None, *args: Any) -> PartFuture:
+    def _submit(self, server_id: int, method: str, timeout_s: float | None, /, *args: Any) -> PartFuture:
         timeout = self.call_timeout_s if timeout_s is None else timeout_s
         return self._client.submit_to(server_id, method, *args, timeout_s=timeout)
 
@@ -227,7 +295,7 @@ class KVWorker:
         timeout_s: float | None,
     ) -> KVFuture[Floats]:
         """A verb that answers with a row for each of `keys` (no repeats); the caller asked for keys[which]."""
-        parts, positions = self._scatter(verb, table, keys, grads, timeout_s)
+        parts, positions = self._scatter(verb, table, layout, keys, grads, timeout_s)
         length = len(keys)
 
         def assemble(answers: list[Floats]) -> Floats:
@@ -237,7 +305,7 @@ class KVWorker:
         return KVFuture(parts, assemble)
 
     def _scatter(
-        self, verb: str, table: str, keys: Keys, grads: Floats | None, timeout_s: float | None
+        self, verb: str, table: str, layout: _Sparse, keys: Keys, grads: Floats | None, timeout_s: float | None
     ) -> tuple[list[PartFuture], list[npt.NDArray[np.intp]]]:
         """Send each server its keys and gradients; servers that own none of the keys hear nothing.
 
@@ -249,6 +317,8 @@ class KVWorker:
                 arrays: list[npt.NDArray[Any]] = [keys] if grads is None else [keys, grads]
                 if len(owned) < len(keys):
                     arrays = [array[owned] for array in arrays]
+                if grads is not None and layout.compression is not None:
+                    arrays[1:] = layout.compression.encode(arrays[1])
                 parts.append(self._submit(server_id, verb, timeout_s, table, *arrays))
                 positions.append(owned)
         return parts, positions
@@ -261,7 +331,11 @@ class KVWorker:
         if not layout.shape:
             grads = grads.reshape(1)  # one row to the servers
         method = f"{verb}_dense"
-        return [self._submit(server_id, method, timeout_s, table, grads[begin:end]) for server_id, begin, end in layout.slices]
+        slices: list[tuple[npt.NDArray[Any], ...]] = [(grads[begin:end],) for _, begin, end in layout.slices]
+        if layout.feedback is not None:
+            slices = [each.encode(*array) for each, array in zip(layout.feedback, slices, strict=True)]
+        to = [server_id for server_id, _, _ in layout.slices]
+        return [self._submit(each, method, timeout_s, table, *sent) for each, sent in zip(to, slices, strict=True)]
 
     # Checks
 
@@ -286,6 +360,19 @@ class KVWorker:
         whose = f"{verb} to sparse table {table!r}"
         keys = check_keys(whose, arrays[0])
         return keys, check_grads(whose, arrays[1], (len(keys), layout.dim))
+
+
+def _layout_of(specs: Mapping[int, TableSpec]) -> _Dense | _Sparse:
+    """Where a table lives of which each server has what `specs` says."""
+    first = next(iter(specs.values()))
+    if isinstance(first, SparseSpec):
+        return _Sparse(first.dim, first.compression)
+    assert isinstance(first, DenseSpec)
+    slices = [(server_id, spec.begin, spec.end) for server_id, spec in specs.items() if isinstance(spec, DenseSpec)]
+    feedback = None
+    if first.compression is not None:
+        feedback = tuple(Feedback(first.compression, (end - begin, *first.shape[1:])) for _, begin, end in slices)
+    return _Dense(tuple(first.shape), tuple(slices), feedback)
 
 
 def _join(slices: Sequence[Floats], shape: tuple[int, ...]) -> Floats:

@@ -10,19 +10,41 @@ batch = st.lists(key, max_size=60).map(lambda keys: np.array(keys, np.int64))
 
 
 @settings(max_examples=200)
-@given(st.lists(st.tuples(st.booleans(), batch), max_size=12))
-def test_it_behaves_as_a_dict_that_numbers_its_keys(steps: list[tuple[bool, np.ndarray]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["look up", "insert", "remove"]), batch), max_size=12))
+def test_it_behaves_as_a_dict_that_numbers_its_keys(steps: list[tuple[str, np.ndarray]]) -> None:
     index, model = KeyIndex(), dict[int, int]()
-    for insert, keys in steps:
-        if insert:
-            for each in sorted(set(keys.tolist()) - model.keys()):
-                model[each] = len(model)
-            rows = index.lookup_or_insert(keys)
-        else:
-            rows = index.lookup(keys)
-        assert rows.tolist() == [model.get(each, -1) for each in keys.tolist()]
+    for verb, keys in steps:
+        if verb == "insert":
+            fresh = np.setdiff1d(keys, np.fromiter(model, np.int64, len(model)))
+            rows = np.arange(len(fresh)) + 1000 * len(model)
+            index.insert(fresh, rows)
+            model |= dict(zip(fresh.tolist(), rows.tolist(), strict=True))
+        elif verb == "remove":
+            there = np.array([each for each in set(keys.tolist()) if each in model], np.int64)
+            index.remove(there)
+            for each in there.tolist():
+                del model[each]
+        everything = np.concatenate([keys, np.fromiter(model, np.int64, len(model))])
+        assert index.lookup(everything).tolist() == [model.get(each, -1) for each in everything.tolist()]
         assert len(index) == len(model)
-    assert index.keys().tolist() == list(model)
+
+
+def test_keys_that_come_and_go_for_long_neither_grow_it_nor_slow_its_walks() -> None:
+    index, step = KeyIndex(), 2000
+    for begin in range(0, 100 * step, step):
+        index.insert(np.arange(begin, begin + step), np.arange(step))
+        if begin:
+            index.remove(np.arange(begin - step, begin))
+    assert len(index) == step
+    assert index.capacity <= 16384
+    assert index.lookup(np.arange(100 * step)).tolist() == [-1] * 99 * step + list(range(step))
+
+
+def test_a_key_can_be_told_another_row() -> None:
+    index = KeyIndex()
+    index.insert(np.arange(500), np.arange(500))
+    index.renumber(np.array([499, 7]), np.array([0, 1]))
+    assert index.lookup(np.array([7, 8, 499])).tolist() == [1, 8, 0]
 
 
 def test_a_key_that_comes_twice_in_a_batch_gets_one_row() -> None:

@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prpc_engine.errors import BadArguments
-from prpc_engine.kv import Adagrad, Constant, DenseTable, Sgd, SparseTable, Uniform
-from prpc_engine.kv.duplicates import sum_duplicates, unique
-from prpc_engine.kv.rows import GrowingRows
+from prpc_engine.kv import Adagrad, Adam, Assign, Constant, DenseTable, Ftrl, Momentum, Sgd, SparseTable, Uniform
+from prpc_engine.kv.optimizer import Optimizer
+from prpc_engine.kv.schedule import Polynomial
+from prpc_engine.kv.storage import storage_dtype
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -112,6 +113,13 @@ def test_arrays_of_another_dtype_or_shape_are_refused_by_name(keys: object, grad
     assert len(table) == 0
 
 
+@pytest.mark.parametrize("keys", [50_000, 65_536, 65_537, 131_073])
+def test_a_table_takes_little_more_memory_than_its_rows_and_keys(keys: int) -> None:
+    table = SparseTable(64, Sgd(1.0), Constant())
+    table.push(np.arange(keys), np.ones((keys, 64), np.float32))
+    assert table.statistics().bytes <= 1.3 * keys * (4 * 64 + 8)
+
+
 def test_statistics_count_keys_and_bytes() -> None:
     table = SparseTable(4, Adagrad(0.1), Constant())
     table.push_pull(np.array([1, 2, 2]), np.ones((3, 4), np.float32))
@@ -119,6 +127,104 @@ def test_statistics_count_keys_and_bytes() -> None:
     assert (statistics.rows, statistics.pulls, statistics.pushes) == (2, 1, 1)
     assert (statistics.keys_pulled, statistics.keys_pushed) == (3, 3)
     assert statistics.bytes > 2 * 4 * 4 * 2
+
+
+OPTIMIZERS = [Assign(), Sgd(Polynomial(0.5, steps=4)), Momentum(0.1), Adagrad(0.1), Adam(0.1), Ftrl(0.1, l1=0.1)]
+
+
+@pytest.mark.parametrize("made", OPTIMIZERS, ids=str)
+def test_a_row_goes_its_own_way_whatever_else_is_in_its_batches(made: Optimizer) -> None:
+    """Against each key's own formula run alone: a row sees its own gradients, its own state and its own count of steps."""
+    random, keys_there = np.random.default_rng(5), 30_000  # more than one block of rows
+    table = SparseTable(3, made, Uniform(0.1))
+    values = Uniform(0.1).rows(np.arange(keys_there), 3)
+    state = [np.full((keys_there, 3), initial, np.float32) for initial in made.state_initial.values()]
+    counts = np.zeros((keys_there, 1), np.float32)
+    for step in range(6):
+        keys = np.sort(random.choice(keys_there, 20_000, replace=False))
+        grads = random.normal(size=(len(keys), 3)).astype(np.float32)
+        counts[keys] += 1
+        changed, changed_state = values[keys], [each[keys] for each in state]
+        made.apply(changed, grads, changed_state, made.rate_at(step), counts[keys])
+        values[keys] = changed
+        for each, now in zip(state, changed_state, strict=True):
+            each[keys] = now
+        mixed = random.permutation(len(keys))
+        table.push(keys[mixed], grads[mixed])
+    np.testing.assert_allclose(table.pull(np.arange(keys_there)), values, rtol=1e-5, atol=1e-6)
+
+
+def test_the_learning_rate_goes_by_the_pushes_to_the_table() -> None:
+    rate = Polynomial(1.0, steps=2)
+    sparse, dense = SparseTable(1, Sgd(rate), Constant()), DenseTable((1,), Sgd(rate), Constant())
+    for key in (7, 8, 9):
+        sparse.push(np.array([key]), floats([1]))
+        dense.push(floats(1))
+    assert sparse.pull(np.array([7, 8, 9]))[:, 0].tolist() == [-1.0, -0.5, 0.0]
+    assert dense.pull().tolist() == [-1.5]
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_values_are_rounded_at_rest_and_computed_in_float32(name: str) -> None:
+    dtype = storage_dtype(name)
+    sparse, dense = SparseTable(4, Adagrad(0.3), Uniform(1.0), dtype), DenseTable((50, 4), Adagrad(0.3), Uniform(1.0), 0, dtype)
+    random, keys = np.random.default_rng(2), np.arange(50)
+    for pull, push in ((lambda: sparse.pull(keys), lambda grads: sparse.push(keys, grads)), (dense.pull, dense.push)):
+        values, accumulator = pull().astype(dtype).astype(np.float32), np.full((50, 4), 0.1, np.float32)
+        for _ in range(5):
+            grads = random.normal(size=(50, 4)).astype(np.float32)
+            push(grads)
+            Adagrad(0.3).apply(values, grads, [accumulator], 0.3, 1)
+            values = values.astype(dtype).astype(np.float32)
+            assert pull().dtype == np.float32
+            np.testing.assert_array_equal(pull(), values)
+    assert sparse.columns()["values"].dtype == dense.columns()["values"].dtype == dtype
+    assert sparse.columns()["accumulator"].dtype == np.float32
+
+
+def test_a_key_that_has_no_row_is_rounded_when_it_gets_one() -> None:
+    table = SparseTable(1, Sgd(1.0), Constant(1 + 2**-10), np.float16)
+    table.push(np.array([1]), floats([0]))
+    assert table.pull(np.array([1, 2]))[:, 0].tolist() == [1 + 2**-10, 1 + 2**-10]
+
+
+@pytest.mark.parametrize("made", [Adagrad(0.1), Adam(0.1)], ids=str)
+def test_columns_and_scalars_carry_all_of_a_table_to_another(made: Optimizer) -> None:
+    table, other = (SparseTable(2, made, Uniform(0.1)) for _ in range(2))
+    keys, grads = np.arange(0, 3000, 3), np.full((1000, 2), 0.5, np.float32)
+    for _ in range(3):
+        table.push(keys, grads)
+    for begin in (0, 600):
+        other.load({name: array[begin : begin + 600].copy() for name, array in table.columns().items()})
+    other.load_scalars(table.scalars())
+    for each in (table, other):
+        each.push(keys[:10], grads[:10])
+    np.testing.assert_array_equal(other.pull(keys), table.pull(keys))
+    assert other.scalars() == table.scalars() == {"steps": 4}
+
+    dense, later = (DenseTable((4, 2), made, Constant()) for _ in range(2))
+    dense.push(grads[:4])
+    for begin in (0, 2):
+        later.load(begin, {name: array[begin : begin + 2].copy() for name, array in dense.columns().items()})
+    later.load_scalars(dense.scalars())
+    np.testing.assert_array_equal(later.push_pull(grads[:4]), dense.push_pull(grads[:4]))
+
+
+def test_before_rows_change_their_numbers_are_told() -> None:
+    told: list[list[int] | None] = []
+    before_it: list[tuple[float, float]] = []
+    sparse, dense = SparseTable(1, Sgd(1.0), Constant()), DenseTable((2,), Sgd(1.0), Constant())
+    sparse.push(np.array([5, 6]), floats([1], [1]))
+
+    def before(rows: np.ndarray | None) -> None:
+        told.append(None if rows is None else rows.tolist())
+        before_it.append((sparse.columns()["values"][1, 0].item(), dense.columns()["values"][0].item()))
+
+    sparse.before_change = dense.before_change = before
+    sparse.push(np.array([6]), floats([1]))
+    dense.push(floats(1, 1))
+    assert told == [[1], None]
+    assert before_it == [(-1, 0), (-2, 0)]
 
 
 # Dense
@@ -150,29 +256,3 @@ def test_a_pulled_tensor_is_a_copy() -> None:
 def test_a_gradient_of_another_shape_is_refused_by_name() -> None:
     with pytest.raises(BadArguments, match=r"grads are float32\[3\]; a numpy array float32\[2\] is allowed"):
         DenseTable((2,), Sgd(1.0), Constant()).push(floats(1, 2, 3))
-
-
-# What tables stand on
-
-
-@given(st.lists(st.integers(-5, 5), max_size=30))
-def test_summing_duplicates_keeps_each_keys_total(keys: list[int]) -> None:
-    grads = np.arange(2 * len(keys), dtype=np.float32).reshape(-1, 2)
-    different, sums = sum_duplicates(np.array(keys, np.int64), grads)
-    assert different.tolist() == sorted(set(keys))
-    for key, total in zip(different.tolist(), sums, strict=True):
-        np.testing.assert_array_equal(total, sum(grads[i] for i, each in enumerate(keys) if each == key))
-
-
-def test_sorted_keys_without_repeats_are_passed_on_untouched() -> None:
-    keys, grads = np.array([1, 5, 9]), np.ones((3, 2), np.float32)
-    assert sum_duplicates(keys, grads)[1] is grads
-    assert unique(keys) == (keys, None)
-
-
-def test_growing_rows_keep_what_was_in_them() -> None:
-    rows = GrowingRows(2)
-    for i in range(100):
-        rows.extend(50)[:] = i
-    assert len(rows) == 5000
-    np.testing.assert_array_equal(rows.array[:, 1], np.repeat(np.arange(100, dtype=np.float32), 50))

@@ -5,7 +5,21 @@ import numpy as np
 import pytest
 
 from prpc_engine.errors import BadArguments, ConfigError, NoServer, RemoteError
-from prpc_engine.kv import Adagrad, KVServer, KVShard, KVWorker, Sgd, SparseTable, Uniform
+from prpc_engine.kv import (
+    Adagrad,
+    Cast,
+    Compressor,
+    Cosine,
+    Int8,
+    KVServer,
+    KVShard,
+    KVWorker,
+    Momentum,
+    Sgd,
+    SparseTable,
+    TopK,
+    Uniform,
+)
 from prpc_engine.kv.local import LocalService
 
 SGD = {"name": "sgd", "learning_rate": 1.0}
@@ -91,6 +105,46 @@ def test_a_verbs_timeout_is_the_deadline_of_each_of_its_calls() -> None:
     assert [timeout_s for *_, timeout_s in service.calls] == 3 * [3.0] + 3 * [2.0] + 3 * [worker.call_timeout_s]
 
 
+def test_what_a_table_is_told_reaches_its_servers() -> None:
+    service, worker = make(2)
+    bounds = {"admission": {"min_count": 2}, "eviction": {"rows_max": 8, "ttl_s": 3600}}
+    worker.create_sparse("clicks", 1, Momentum(Cosine(1.0, steps=10)), dtype="bfloat16", **bounds)  # type: ignore[arg-type]
+    KVWorker(service, expected_servers=2).create_sparse("clicks", 1, Momentum(Cosine(1.0, steps=10)), dtype="bfloat16", **bounds)  # type: ignore[arg-type]
+    keys = np.arange(40)
+    for _ in range(2):
+        worker.push("clicks", keys, np.ones((40, 1), np.float32))
+    statistics = worker.statistics().values()
+    assert [each["clicks"].rows for each in statistics] == [8, 8]
+    assert sum(each["clicks"].keys_refused for each in statistics) == 40 + 40 - 16
+    with pytest.raises(ConfigError, match="is there with another spec"):
+        worker.create_sparse("clicks", 1, Momentum(Cosine(1.0, steps=10)))
+
+
+@pytest.mark.parametrize("made", [Cast(), Int8(block=4)], ids=str)
+def test_gradients_of_sparse_tables_may_travel_compressed(made: Compressor) -> None:
+    service, worker = make(3)
+    worker.create_sparse("clicks", 4, SGD, compression=made.to_spec())
+    grads = np.random.default_rng(3).normal(size=(90, 4)).astype(np.float32)
+    worker.push("clicks", np.arange(90), grads)
+    np.testing.assert_allclose(worker.pull("clicks", np.arange(90)), -grads, atol=0.02)
+    sent = [sum(array.nbytes for array in args[2:]) for _, method, args, _ in service.calls if method == "push"]
+    assert sum(sent) <= grads.nbytes / 2
+    assert worker.push_pull("clicks", np.array([7, 7]), grads[:2]).shape == (2, 4)
+
+
+@pytest.mark.parametrize("made", [Cast(), Int8(), TopK(0.25)], ids=str)
+def test_what_compression_loses_of_a_dense_gradient_comes_with_the_next_ones(made: Compressor) -> None:
+    service, worker = make(2)
+    worker.create_dense("w", (64, 4), SGD, compression=made, split_bytes_min=0)
+    grads = np.random.default_rng(3).normal(size=(64, 4)).astype(np.float32)
+    worker.push("w", grads)
+    for _ in range(8):
+        worker.push("w", np.zeros((64, 4), np.float32))
+    np.testing.assert_allclose(worker.pull("w"), -grads, atol=1e-4)
+    sent = [sum(array.nbytes for array in args[1:]) for _, method, args, _ in service.calls if method == "push_dense"]
+    assert sum(sent[:2]) <= grads.nbytes / 2
+
+
 # Dense verbs
 
 
@@ -169,7 +223,10 @@ def test_more_servers_than_expected_are_refused_since_workers_would_disagree() -
         (lambda w: w.create_sparse("", 1, SGD), "table name ''"),
         (lambda w: w.create_sparse("x" * 256, 1, SGD), "1 to 255 bytes"),
         (lambda w: w.create_sparse("t", 0, SGD), "dim is 0; a whole number from 1 to 65536"),
-        (lambda w: w.create_sparse("t", 1, {"name": "adam"}), "table 't': optimizer {'name': 'adam'}"),
+        (lambda w: w.create_sparse("t", 1, {"name": "lamb"}), "table 't': optimizer {'name': 'lamb'}"),
+        (lambda w: w.create_sparse("t", 1, SGD, dtype="float64"), "dtype is 'float64'; allowed: float32, float16, bfloat16"),
+        (lambda w: w.create_sparse("t", 1, SGD, eviction={"rows": 3}), "table 't': eviction has no setting 'rows'"),
+        (lambda w: w.create_sparse("t", 1, SGD, compression=TopK()), "a sparse one may have: cast, int8"),
         (lambda w: w.create_sparse("t", 2, SGD, Uniform([1.0])), "1 scales for rows of 2 columns"),
         (lambda w: w.create_dense("t", (3, 0), SGD), "an extent of its shape is 0"),
         (lambda w: w.create_dense("t", 3, SGD), "shape is 3"),
