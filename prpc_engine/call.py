@@ -25,6 +25,9 @@ from shard import Future
 NEVER = float("inf")
 # A call without a timeout of its own gives up after this long: long for a call, short for a person.
 TIMEOUT_S = 30.0
+# Call ids of one connection of a node, which never come again on another one of it: so many calls take four months at 100 000 a
+# second, and the 24 bits above hold a new connection every second for half a year.
+CALL_ID_BITS = 40
 
 
 class Client(Protocol):
@@ -82,20 +85,24 @@ class CallTable:
     """All calls in flight on one connection. Entries are made from any thread, all else happens in the reactor's.
 
     A call is entered under next_id(), with `soonest` lowered to its deadline when that is earlier; its reply takes it out by
-    in_flight.pop(). A reply that finds none is counted in dropped_replies."""
+    in_flight.pop(). A reply that finds none is counted in dropped_replies.
 
-    def __init__(self) -> None:
+    Numbers begin after `base`; `incarnation` is that of the node at the other end."""
+
+    def __init__(self, base: int = 0, incarnation: int = 0) -> None:
         self.in_flight: dict[int, Call] = {}
         self.soonest = NEVER
         self.dropped_replies = 0  # came after their call was done
         self.send_cancel: Callable[[int], None] = _tell_nobody
-        self._ids = itertools.count(1)
+        self.incarnation = incarnation
+        self._base = base
+        self._ids = itertools.count(base + 1)
         self.next_id = self._ids.__next__
 
     @property
     def started(self) -> int:
         """How many calls there have been."""
-        return int(repr(self._ids)[len("count(") : -1]) - 1  # the count's next number, without taking it
+        return int(repr(self._ids)[len("count(") : -1]) - 1 - self._base  # the count's next number, without taking it
 
     def expire(self, now: float, error_for: Callable[[Call], RpcError]) -> int:
         """End all whose deadline has passed; how many. `soonest` is exact after it, but for calls made meanwhile: those arm

@@ -11,6 +11,7 @@ RpcError
 │   ├── Stopping            the server takes on nothing new → another server of that service
 │   ├── NoSuchNode          the master's tree lacks it      → add it first
 │   ├── NodeExists          it is there already             → another name, or take that one
+│   ├── Forgotten           it came again too late        → ask the service whether it was done
 │   ├── VersionMismatch     compare-and-set came too late   → read it again
 │   ├── BadArguments        the arguments cannot be sent    → change their types (a TypeError, too)
 │   └── Backpressure        a queue's bound is reached      → slow down, or retry later
@@ -46,6 +47,7 @@ __all__ = [
     "Closed",
     "ConfigError",
     "DeadlineExceeded",
+    "Forgotten",
     "JournalError",
     "MasterUnreachable",
     "MaybeExecuted",
@@ -108,6 +110,10 @@ class NoSuchNode(Rejected):
 
 class NodeExists(Rejected):
     """The master's tree has a node at that path already."""
+
+
+class Forgotten(Rejected):
+    """A call of a `once` method came again, and the server does not remember it: it was not run now, but may have been before."""
 
 
 class VersionMismatch(Rejected):

@@ -8,6 +8,7 @@
     queued    its server is closed                dropped: the caller is told STOPPING
     running   its server was closed before        ended, its `finally` blocks run: the caller is told CANCELLED
     running   CANCEL; lost peer of a stream       ended, its `finally` blocks run; a unary call of a lost peer runs to its end
+    running   `once`: the caller asks again       running: its peer is the newer one (repeats.py)
 
 So many tasks run at a time, so many calls and bytes wait (server.Bounds); what is over that is refused, and the caller told.
 """
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class Job(msgspec.Struct, eq=False):
     """One request. Made and changed in the reactor's thread."""
 
-    peer: Peer
+    peer: Peer  # who gets the answer
     call_id: int  # 0: a notification
     timeout_ms: int  # 0: the caller waits as long as the connection lasts
     deadline: float  # on the reactor's clock; meaningless when timeout_ms is 0
@@ -41,6 +42,7 @@ class Job(msgspec.Struct, eq=False):
     nbytes: int  # as it arrived
     handovers: Sequence[Handover] = ()  # while it is queued: what its callers get back when it is dropped
     is_queued: bool = False
+    is_once: bool = False  # its answer is kept (repeats.py)
     inbox: Inbox | None = None  # of a stream
     window: Window | None = None
     cancel: Callable[[BaseException], object] | None = None  # set by the server as the job goes through its states

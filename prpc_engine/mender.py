@@ -35,9 +35,10 @@ from prpc_engine.balance import Outcome, outcome_of
 from prpc_engine.call import NEVER, Call, Client
 from prpc_engine.context import inherited_s
 from prpc_engine.directory import Directory
+from prpc_engine.message import REPEAT
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer, wait_in_ms
-from prpc_engine.retry import GiveUp, RetryBudget, RetryPolicy, RetryState, is_retriable
+from prpc_engine.retry import ONLY_THERE, GiveUp, Retry, RetryBudget, RetryPolicy, RetryState, is_retriable
 from prpc_engine.route import Route, Sought
 from prpc_engine.server import DESCRIBE
 from shard import VALUE, Future, ShardError, Timer
@@ -83,6 +84,7 @@ class Mender:
         self._to_connect: deque[Route] = deque()
         self._connectors = 0
         self._idempotent: dict[str, bool] = dict.fromkeys(idempotent, True)
+        self._once: set[str] = set()  # methods that a server tells repeated calls of apart
         self._described = False
         self._describing: list[Callable[[], object]] | None = None  # who waits for the answer under way; None: nobody asked
 
@@ -307,8 +309,12 @@ class Mender:
             elif isinstance(call, Notice):
                 peer.notify_encoded(route, method, call.body, call.blocks)
                 call.set_result(None)
-            else:
+            elif call.state is None or call.state.only is None:
                 peer.resend(call, route, self._policy.timeout_s(now, call.overall))
+            elif call.table is not None and call.table.incarnation == peer.calls.incarnation:
+                peer.resend(call, route, self._policy.timeout_s(now, call.overall), REPEAT)
+            else:
+                self._end_gone(call, errors.MaybeExecuted(f"{method!r} was sent to a process that {peer.connection.peer} is not"))
         except Exception as error:  # NotSent, Backpressure, ShmFull; or a bug
             call.set_error(_bare(error))  # which comes back by failed() as far as it can be repeated
             return
@@ -322,7 +328,8 @@ class Mender:
 
     def failed(self, call: Call, error: BaseException) -> bool:
         """Told by a call instead of its end; True: it is seen to, and the call stays pending. From any thread."""
-        if self._closed or not is_retriable(error):
+        may_have_run = call.state is not None and call.state.may_have_run  # before: the end may not say that it never did
+        if self._closed or not (is_retriable(error) or (may_have_run and isinstance(error, errors.Rejected))):
             return False
         if isinstance(error, errors.DeadlineExceeded) and call.state is None:
             now = time.monotonic()
@@ -334,7 +341,7 @@ class Mender:
         return True
 
     def decide(self, call: Call, error: BaseException, route: Route, is_told: bool = False) -> None:
-        """What follows that failure of the call. `is_told`: the servers were asked what is idempotent. In the reactor."""
+        """What follows that failure of the call. `is_told`: the servers were asked what may be sent again. In the reactor."""
         if call.finished:
             return
         method = call.asked[0]
@@ -346,24 +353,36 @@ class Mender:
         self.report(route, error, now)
         state = self.state_of(call)
         known = None if isinstance(route, Sought) else route
-        decided = state.decide(error, known, now, call.overall, bool(self.is_idempotent(method)))
+        decided = state.decide(error, known, now, call.overall, bool(self.is_idempotent(method)), method in self._once)
         if isinstance(decided, GiveUp):
             call.end(state.final_error(error, decided, now))
             return
-        again = partial(self._directory.after_look_if_stale, error, route, partial(self._again, call, decided.avoid))
+        if decided.only is not None:
+            call.client = self._client  # no longer a race's (hedging.py)
+        again = partial(self._directory.after_look_if_stale, error, route, partial(self._again, call, error, decided))
         if decided.delay_s:
             self._reactor.call_later(decided.delay_s, again)
         else:
             again()
 
-    def _again(self, call: Call, avoid: tuple[Route, ...], failure: BaseException | None) -> None:
+    def _again(self, call: Call, error: BaseException, decided: Retry[Route], failure: BaseException | None) -> None:
         if call.finished:
             return
-        route = self._directory.pick(avoid)
+        if decided.only is not None:
+            if self._directory.routes.get(decided.only.server_id) is decided.only:
+                self.send(call, decided.only)
+            else:
+                self._end_gone(call, error)
+            return
+        route = self._directory.pick(decided.avoid)
         if isinstance(route, Sought):  # the look has been, or is not worth while
             self._found(call, route, failure)
         else:
             self.send(call, route)
+
+    def _end_gone(self, call: Call, error: BaseException) -> None:
+        """The process that a call may have run in is not there any more."""
+        call.end(self.state_of(call).final_error(error, GiveUp(ONLY_THERE), time.monotonic()))
 
     def state_of(self, call: Call) -> RetryState[Route]:
         """What is kept of a call that has failed at least once."""
@@ -393,7 +412,7 @@ class Mender:
         return self._idempotent.get(method, False if self._described else None)
 
     def describe(self, then: Callable[[], object]) -> None:
-        """Ask the servers which methods are idempotent, and call then(), whether or not one has answered. In the reactor."""
+        """Ask the servers which methods are idempotent or `once`, and call then(), even if none has answered. In the reactor."""
         if self._describing is not None:
             self._describing.append(then)
             return
@@ -408,6 +427,7 @@ class Mender:
                 self._described = True
                 for name, each in done._outcome.items():
                     self._idempotent.setdefault(name, bool(each["idempotent"]))
+                self._once.update(name for name, each in done._outcome.items() if each.get("once"))
             if done.finished == VALUE or not left:
                 finish()
 

@@ -23,7 +23,9 @@ _ON_THE_WAY = (
     "call",
     "client",
     "dealer",
+    "dedupe",
     "directory",
+    "failures",
     "halves",
     "hedging",
     "job",
@@ -31,6 +33,7 @@ _ON_THE_WAY = (
     "method",
     "node",
     "peer",
+    "repeats",
     "route",
     "server",
     "stream",
@@ -44,6 +47,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def idempotent(function: Function) -> Function:
     """Decorator: running this method twice is as good as once, so a client may send it again when it does not know."""
     function.prpc_idempotent = True  # type: ignore[attr-defined]
+    return function
+
+
+def once(function: Function) -> Function:
+    """Decorator: a call of this method runs once, although its connection may be lost before the answer is there.
+
+    The client then asks the same server process again, over another connection and within the call's deadline, and gets the
+    answer of the run that there was. A server that has died, or does not remember that call any more (dedupe.py), is
+    MaybeExecuted as with any method. Not for streams; a plain function counts as a task among the server's bounds.
+    """
+    function.prpc_once = True  # type: ignore[attr-defined]
     return function
 
 
@@ -65,6 +79,7 @@ class Method:
     signature: inspect.Signature | None
     kind: str  # "plain", "task", "stream"
     is_idempotent: bool
+    is_once: bool
     text: str  # the first line of its docstring
 
     def fits(self, arguments: Sequence[Any]) -> bool:
@@ -97,7 +112,7 @@ def public_methods(served: object) -> dict[str, Callable[..., Any]]:
 
 
 def describe(name: str, function: Callable[..., Any]) -> Method:
-    """Look at one function."""
+    """Look at one function. Raises ConfigError for marks that exclude each other."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none
@@ -107,8 +122,12 @@ def describe(name: str, function: Callable[..., Any]) -> Method:
         kind = "stream"
     elif inspect.iscoroutinefunction(function) or class_of(function) != LATENCY:
         kind = "task"
+    is_idempotent, is_once = bool(getattr(function, "prpc_idempotent", False)), bool(getattr(function, "prpc_once", False))
+    if is_once and (is_idempotent or kind == "stream"):
+        other = "idempotent, which may run twice" if is_idempotent else "a stream, which is not asked for again"
+        raise ConfigError(f"method {name!r} is marked once and is {other}: take one of them away")
     text = (inspect.getdoc(function) or "").partition("\n")[0]
-    return Method(name, signature, kind, bool(getattr(function, "prpc_idempotent", False)), text)
+    return Method(name, signature, kind, is_idempotent, is_once, text)
 
 
 def as_task(method: Method, function: Callable[..., Any]) -> Callable[..., Any]:

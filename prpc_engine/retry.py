@@ -5,12 +5,15 @@
     Stopping, UnknownService           yes                at once at a new server (1)   yes
     Backpressure                       yes                after a backoff               yes
     MaybeExecuted                      idempotent only    after a backoff               yes
+    MaybeExecuted of a `once` method   there only (3)     after a backoff               yes
     DeadlineExceeded, ours left (2)    idempotent only    after a backoff               yes
     every other Rejected               no: every server would refuse it
     RemoteError and all others         no: that is the answer
 
 (1) While each attempt met a server that this call had not tried before; after that with a backoff.
 (2) An attempt's own time (RetryPolicy.attempt_s) is over, or the server cut it, and the call's deadline has not come.
+(3) Only that server process can tell whether it ran. From then on every attempt goes there, whatever else happens to them;
+    Stopping and UnknownService end the call.
 
 Whatever the table says, there is no other attempt after the call's deadline, after `attempts_max` that may have reached a server,
 or after `unsent_max` that did not; and the budget holds for all calls of a client together, so that retries never multiply an
@@ -55,6 +58,8 @@ BUDGET_PER_S = 1.0  # extra requests a second, so that a client of few calls may
 # Who says so takes on nothing, however long one waits: another server may.
 ELSEWHERE_AT_ONCE = (NotSent, Stopping, UnknownService)
 RETRIABLE = (*ELSEWHERE_AT_ONCE, Backpressure, MaybeExecuted, DeadlineExceeded)
+
+ONLY_THERE = "only that server process could tell whether it ran"
 
 R = TypeVar("R")
 
@@ -146,10 +151,11 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class Retry(Generic[R]):
-    """Try again, `delay_s` seconds from now, elsewhere than at `avoid` if possible."""
+    """Try again, `delay_s` seconds from now, elsewhere than at `avoid` if possible; or at `only`, and nowhere else."""
 
     delay_s: float
     avoid: tuple[R, ...]
+    only: R | None = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,7 @@ class RetryState(Generic[R]):
     """
 
     def __init__(self, policy: RetryPolicy, budget: RetryBudget, random: Random, method: str, started: float) -> None:
+        self.only: R | None = None  # whose repeat it is: a call of a `once` method that may have run there
         self.attempts: list[Attempt] = []  # in the order of their failures; bounded by the policy's two bounds and the hedges
         self._policy = policy
         self._budget = budget
@@ -182,10 +189,10 @@ class RetryState(Generic[R]):
         self._started = started
         self._tried: tuple[R, ...] = ()
         self._sent = self._unsent = self._waits = 0
-        self._may_have_run = False
+        self.may_have_run = False  # in one of the attempts
 
     def decide(
-        self, error: BaseException, route: R | None, now: float, deadline: float, is_idempotent: bool
+        self, error: BaseException, route: R | None, now: float, deadline: float, is_idempotent: bool, is_once: bool = False
     ) -> Retry[R] | GiveUp:
         """What follows this failure. `route` is where it happened, None where none was found; `deadline` NEVER: there is none."""
         is_new = route is not None and route not in self._tried
@@ -193,7 +200,11 @@ class RetryState(Generic[R]):
         if not is_retriable(error):
             return GiveUp("")
         if isinstance(error, MaybeExecuted | DeadlineExceeded) and not is_idempotent:
-            return GiveUp(f"not retried: {self._method!r} may have run, and is not registered as idempotent")
+            if not is_once or isinstance(error, DeadlineExceeded):
+                return GiveUp(f"not retried: {self._method!r} may have run, and is not registered as idempotent")
+            self.only = route
+        if self.only is not None and isinstance(error, Stopping | UnknownService):
+            return GiveUp(ONLY_THERE)
         if now >= deadline:
             return GiveUp("the deadline is over")
         if self._unsent >= self._policy.unsent_max:
@@ -208,7 +219,7 @@ class RetryState(Generic[R]):
             self._waits += 1
         if not isinstance(error, NotSent) and not self._budget.try_take(now):
             return GiveUp(f"not retried: the budget for retries is spent ({self._budget})")
-        return Retry(delay_s, self._tried)
+        return Retry(delay_s, self._tried, self.only)
 
     def record(self, error: BaseException, route: R | None) -> None:
         """Remember a failure about which nothing is to be decided: of an attempt in a race that others go on with."""
@@ -220,7 +231,7 @@ class RetryState(Generic[R]):
         else:
             self._sent += 1
             if not isinstance(error, Rejected):
-                self._may_have_run = True
+                self.may_have_run = True
 
     def final_error(self, error: BaseException, gave_up: GiveUp, now: float) -> BaseException:
         """What the caller gets: the last error, whose first line now says how often, where and for how long it was tried.
@@ -229,7 +240,7 @@ class RetryState(Generic[R]):
         """
         if len(self.attempts) < 2 and not gave_up.reason:
             return error
-        if self._may_have_run and isinstance(error, NotSent | Rejected):
+        if self.may_have_run and isinstance(error, NotSent | Rejected):
             final: BaseException = MaybeExecuted(self._told(str(error), gave_up, now))
             final.__cause__ = error
             return final

@@ -5,6 +5,7 @@
                               in                                               a Future or Deferred: when that is done
     async def                 as a task of the reactor (job.py)                with its value
     plain function, @bulk     as a task in its class, in one step              with its value
+    plain function, @once     as a job, at once or when its turn comes         with its value, as above
     generator, async or not   as a task; only for client.stream()              with items as they are taken, then the end
 
 Every request is answered: with the value, or with what went wrong. Two methods are there by themselves: prpc.health and
@@ -13,7 +14,6 @@ prpc.describe.
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,15 @@ from numpy.typing import NDArray
 from prpc_engine.allow import AllowList
 from prpc_engine.archive import DECODE_ERRORS, Handover, handovers_in
 from prpc_engine.call import Call
+from prpc_engine.dedupe import ANSWERS_BYTES_MAX, ANSWERS_MAX
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import ConfigError, DeadlineExceeded
+from prpc_engine.failures import told
 from prpc_engine.halves import Inbox, Window
 from prpc_engine.job import Job, pump
-from prpc_engine.message import CREDIT, TO_CALLER, Status, method_key
+from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status, method_key
 from prpc_engine.method import Method, as_task, describe, public_methods
+from prpc_engine.repeats import Repeats, WayBack
 from prpc_engine.timing import MethodTimer, MethodTiming, Timing
 from shard import CONTEXT, CancelledError, Future, Gate, Reactor, RemoteProtocolError, Task, class_of
 
@@ -44,9 +47,11 @@ TASKS_MAX = 1024
 QUEUE_CALLS_MAX = 65536
 QUEUE_BYTES_MAX = 1 << 30
 
+_NOT_ONCE = "it is not marked once, so that nothing is remembered of it"
 HEALTH, DESCRIBE = "prpc.health", "prpc.describe"
 _LATER = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType, Future, Deferred, Task, Call})
 _STREAMS = (GeneratorType, AsyncGeneratorType)
+Blocks = list[NDArray[np.uint8]] | tuple[()]  # of one message, ours: emptied as soon as they are not needed any longer
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class ServerStatistics:
     cancelled: int = 0  # given up by their callers
     tasks: int = 0  # running now
     queued: int = 0  # waiting for one of those to end
+    repeated: int = 0  # calls of `once` methods that came again, and were not run again
+    forgotten: int = 0  # answers to calls of `once` methods that fell out of what is kept
     refused: Mapping[str, int] = field(default_factory=dict)  # how many, by reason: names of message.Status in lower case
     timings: Mapping[str, MethodTiming] = field(default_factory=dict)  # by method; with RpcService(timing=True) only
 
@@ -68,18 +75,22 @@ class ServerStatistics:
 class Bounds:
     """Of one server. Raises ConfigError for what is not possible.
 
-    tasks_max        `async def` handlers and streams that run at a time
-    queue_calls_max  calls that wait for one of them to end; plain functions may owe tasks_max + queue_calls_max later answers
-    queue_bytes_max  bytes of the arguments of those that wait
+    tasks_max          `async def` handlers and streams that run at a time
+    queue_calls_max    calls that wait for one of them to end; plain functions may owe tasks_max + queue_calls_max later answers
+    queue_bytes_max    bytes of the arguments of those that wait
+    answers_max        answers to calls of `once` methods that are kept for callers that ask again; dedupe.py says why so many
+    answers_bytes_max  bytes of those
     """
 
     tasks_max: int = TASKS_MAX
     queue_calls_max: int = QUEUE_CALLS_MAX
     queue_bytes_max: int = QUEUE_BYTES_MAX
+    answers_max: int = ANSWERS_MAX
+    answers_bytes_max: int = ANSWERS_BYTES_MAX
 
     def __post_init__(self) -> None:
-        for name, least in (("tasks_max", 1), ("queue_calls_max", 0), ("queue_bytes_max", 0)):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
+            least = 1 if name == "tasks_max" else 0
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is allowed")
 
@@ -110,6 +121,7 @@ class Server:
         self._queue: deque[Job] = deque()
         self._queue_bytes = 0
         self._starting = False
+        self._repeats = Repeats(self.bounds.answers_max, self.bounds.answers_bytes_max)
         self._plain: dict[int, Callable[..., Any]] = {}  # what runs at once
         self._others: dict[int, Callable[..., Any]] = {}
         self._methods: dict[int, Method] = {}
@@ -122,7 +134,7 @@ class Server:
             if timing is not None and method.kind != "stream":
                 timer = self._timers[name] = MethodTimer(f"{name!r} of server {server_id} of {service!r}", timing)
                 function = timer.wrap(function)
-            if method.kind == "plain":
+            if method.kind == "plain" and not method.is_once:
                 self._plain[key] = function
             else:
                 self._others[key] = as_task(method, function) if method.kind == "task" else function
@@ -140,6 +152,8 @@ class Server:
             cancelled=self.cancelled,
             tasks=self.tasks,
             queued=len(self._queue),
+            repeated=self._repeats.answered,
+            forgotten=self._repeats.window.forgotten,
             refused=refused,
             timings={name: timer.statistics() for name, timer in self._timers.items()},
         )
@@ -147,21 +161,17 @@ class Server:
     def health(self) -> dict[str, Any]:
         """Whether it takes on work, and how much it has."""
         state = "stopping" if self.jobs.closed else "serving"
-        return {
-            "service": self.service,
-            "server_id": self.server_id,
-            "state": state,
-            "tasks": self.tasks,
-            "queued": len(self._queue),
-        }
+        work = {"tasks": self.tasks, "queued": len(self._queue)}
+        return {"service": self.service, "server_id": self.server_id, "state": state, **work}
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Its methods by name: signature, kind ("plain", "task", "stream"), whether idempotent, first line of the docstring."""
+        """Its methods by name: signature, kind ("plain", "task", "stream"), idempotent, once, first line of the docstring."""
         return {
             method.name: {
                 "signature": str(method.signature or "(...)"),
                 "kind": method.kind,
                 "idempotent": method.is_idempotent,
+                "once": method.is_once,
                 "text": method.text,
             }
             for method in self._methods.values()
@@ -181,25 +191,22 @@ class Server:
 
     def cut(self) -> int:
         """After stop(), for who does not wait any longer: end what has begun, streams too, and tell the callers; how many."""
-        text = f"{self.service!r} was closed before it was done"
         jobs = sorted(self._open_jobs, key=lambda job: not job.is_queued)  # queued ones first: or they would begin yet
         for job in jobs:
             if job.is_queued:
                 self._drop(job)
                 job.peer.fail(job.call_id, Status.STOPPING, "", f"{self.service!r} is stopping here", "")
             elif job.cancel is not None:
-                job.cancel(CancelledError(text))
+                job.cancel(CancelledError(f"{self.service!r} was closed before it was done"))
         return len(jobs)
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    def request(
-        self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: list[NDArray[np.uint8]] | tuple[()]
-    ) -> None:
+    def request(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
         """Handle one request, or with call_id 0 one notification. `body` is good until the handler runs."""
         function = self._plain.get(key)
         if function is None:
-            self._take_on(peer, call_id, key, timeout_ms, body, blocks, False)
+            self._take_on(peer, call_id, key, timeout_ms, body, blocks, REQUEST)
             return
         if self._allow is not None and self._forbids(peer, call_id, key):
             return
@@ -230,23 +237,16 @@ class Server:
         elif call_id and not peer.reply(call_id, value):
             self.failures += 1
 
-    def open(
-        self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: list[NDArray[np.uint8]] | tuple[()]
-    ) -> None:
+    def open(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
         """Begin a stream."""
-        self._take_on(peer, call_id, key, timeout_ms, body, blocks, True)
+        self._take_on(peer, call_id, key, timeout_ms, body, blocks, OPEN)
 
-    def _take_on(
-        self,
-        peer: Peer,
-        call_id: int,
-        key: int,
-        timeout_ms: int,
-        body: memoryview,
-        blocks: list[NDArray[np.uint8]] | tuple[()],
-        is_stream: bool,
-    ) -> None:
-        """A request that needs a job: of an `async def`, or a stream."""
+    def repeat(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
+        """Handle a request that was sent before, over a connection that was lost."""
+        self._take_on(peer, call_id, key, timeout_ms, body, blocks, REPEAT)
+
+    def _take_on(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks, kind: int) -> None:
+        """A REQUEST or REPEAT that needs a job, or the OPEN of a stream."""
         method = self._methods.get(key)
         if method is None:
             self._refuse(peer, call_id, Status.UNKNOWN_METHOD, "", self.service, ", ".join(self.method_names))
@@ -255,10 +255,17 @@ class Server:
             return
         if self._is_doubled(peer, call_id):
             return
+        is_once = method.is_once and call_id != 0 and kind != OPEN
+        if is_once and self._repeats.answer(peer, call_id):
+            return
+        reason = self._repeats.refusal(peer, call_id, kind == REPEAT) if is_once else _NOT_ONCE if kind == REPEAT else None
+        if reason is not None:
+            self._refuse(peer, call_id, Status.FORGOTTEN, "", reason)
+            return
         if self.jobs.closed:
             self._refuse(peer, call_id, Status.STOPPING, "", f"{self.service!r} is stopping here")
             return
-        if method.kind == "stream" and not is_stream:
+        if method.kind == "stream" and kind != OPEN:
             text = f"{method.name!r} yields its results: call it by client.stream()"
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "", text)
             return
@@ -279,7 +286,9 @@ class Server:
             handovers = handovers_in(blocks)
             blocks.clear()
         self.requests += 1
-        job = self._job(peer, call_id, key, timeout_ms, arguments, nbytes, is_stream)
+        job = self._job(peer, call_id, key, timeout_ms, arguments, nbytes, kind == OPEN)
+        if is_once:
+            self._repeats.begin(job)
         if self.tasks < self.bounds.tasks_max:
             self._start(job)
         else:
@@ -295,9 +304,8 @@ class Server:
             return False
         most = self.bounds.tasks_max + self.bounds.queue_calls_max
         if self.tasks >= most:
-            self._refuse(
-                peer, call_id, Status.BACKPRESSURE, "", f"{self.tasks} calls of {self.service!r} are to be answered later"
-            )
+            text = f"{self.tasks} calls of {self.service!r} are to be answered later"
+            self._refuse(peer, call_id, Status.BACKPRESSURE, "", text)
         return self.tasks < most
 
     def _is_doubled(self, peer: Peer, call_id: int) -> bool:
@@ -332,7 +340,7 @@ class Server:
             value = function(*arguments)
         except (Exception, SystemExit) as error:
             self._leave(job)
-            self._function_raised(job.peer, job.call_id, job.key, arguments, error)
+            self._function_raised(self._way_back(job), job.call_id, job.key, arguments, error)
             return
         else:
             del arguments
@@ -395,12 +403,12 @@ class Server:
         """It ends with an error."""
         self._leave(job)
         if isinstance(error, DeadlineExceeded):
-            job.peer.fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", str(error), "")
+            self._way_back(job).fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", str(error), "")
         elif isinstance(error, CancelledError):
             self.cancelled += 1
-            job.peer.fail(job.call_id, Status.CANCELLED, "CancelledError", str(error), "")
+            self._way_back(job).fail(job.call_id, Status.CANCELLED, "CancelledError", str(error), "")
         else:
-            self._raised(job.peer, job.call_id, error)
+            self._raised(self._way_back(job), job.call_id, error)
 
     def _leave(self, job: Job) -> None:
         """The job is over: its place goes to the next one."""
@@ -433,6 +441,8 @@ class Server:
             job.timer.cancel()
         for handover in job.handovers:
             handover.give_back()
+        if job.is_once and job.is_queued:
+            self._repeats.drop(job)
         if job.inbox is not None:
             job.inbox.finish(CancelledError("the call is over"))
         job.cancel = None
@@ -448,8 +458,11 @@ class Server:
 
     # -- answers -----------------------------------------------------------------------------------------------------------
 
+    def _way_back(self, job: Job) -> Peer | WayBack:
+        return WayBack(self._repeats, job) if job.is_once else job.peer
+
     def _answer(self, job: Job, value: Any) -> None:
-        if job.call_id and not job.peer.reply(job.call_id, value):
+        if job.call_id and not self._way_back(job).reply(job.call_id, value):
             self.failures += 1
 
     def _forbids(self, peer: Peer, call_id: int, key: int) -> bool:
@@ -460,23 +473,23 @@ class Server:
             self._refuse(peer, call_id, Status.NOT_ALLOWED, "", text)
         return text is not None
 
-    def _refuse(self, peer: Peer, call_id: int, status: Status, name: str, text: str, more: str = "") -> None:
+    def _refuse(self, way: Peer | WayBack, call_id: int, status: Status, name: str, text: str, more: str = "") -> None:
         reason = status.name.lower()
         self.refused[reason] = self.refused.get(reason, 0) + 1
-        peer.fail(call_id, status, name, text, more)
+        way.fail(call_id, status, name, text, more)
 
-    def _function_raised(self, peer: Peer, call_id: int, key: int, arguments: Sequence[Any], error: BaseException) -> None:
+    def _function_raised(
+        self, way: Peer | WayBack, call_id: int, key: int, arguments: Sequence[Any], error: BaseException
+    ) -> None:
         method = self._methods[key]
         if isinstance(error, TypeError) and not method.fits(arguments):
-            self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "TypeError", str(error), f"{method.name}{method.signature}")
+            self._refuse(way, call_id, Status.BAD_ARGUMENTS, "TypeError", str(error), f"{method.name}{method.signature}")
         else:
-            self._raised(peer, call_id, error)
+            self._raised(way, call_id, error)
 
-    def _raised(self, peer: Peer, call_id: int, error: BaseException) -> None:
+    def _raised(self, way: Peer | WayBack, call_id: int, error: BaseException) -> None:
         self.failures += 1
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        peer.fail(call_id, Status.HANDLER_RAISED, name, str(error), "".join(traceback.format_exception(error)))
+        way.fail(call_id, Status.HANDLER_RAISED, *told(error))
 
 
 def _discard(value: Any) -> None:
