@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prpc_engine import errors
+from prpc_engine import errors, release
 from prpc_engine.allow import AllowList
 from prpc_engine.archive import Lazy, register
 from prpc_engine.call import Call
@@ -17,14 +17,15 @@ from prpc_engine.hedge import HedgePolicy
 from prpc_engine.master.client import CommInfo, MasterClient
 from prpc_engine.master.master import Master
 from prpc_engine.master.watch import TreeEvent
-from prpc_engine.method import bulk, idempotent
+from prpc_engine.method import bulk, idempotent, once
 from prpc_engine.retry import RetryPolicy
 from prpc_engine.server import Bounds
-from prpc_engine.service import RpcServer, RpcService, ServiceStatistics
+from prpc_engine.service import RpcService, ServiceStatistics
+from prpc_engine.serving import RpcServer
 from prpc_engine.slab import empty
 from prpc_engine.stream import Stream, incoming
 
-__version__ = "0.1.0"
+__version__ = release.VERSION
 
 __all__ = [
     "AllowList",
@@ -58,5 +59,6 @@ __all__ = [
     "errors",
     "idempotent",
     "incoming",
+    "once",
     "register",
 ]

@@ -33,26 +33,33 @@ TIMEOUT_S_MAX = 3600.0  # of what waits for others to start: as long as the mast
 
 
 def transports_from(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The transports a service may use, in its order of preference; None: all. Raises ConfigError."""
-    chosen = TRANSPORTS if wanted is None else tuple(wanted)
-    unknown = [name for name in chosen if name not in TRANSPORTS]
-    if unknown or not chosen:
-        raise ConfigError(f"transports={list(chosen)!r}: allowed are {', '.join(TRANSPORTS)}, at least one")
-    return chosen
+    """The transports a node may use, in its order of preference: the argument, else PRPC_TRANSPORTS (names with commas between
+    them), else all. Raises ConfigError."""
+    text = os.environ.get("PRPC_TRANSPORTS")
+    where, names = f"transports={wanted!r}", wanted
+    if wanted is None and text is not None:
+        where, names = f"PRPC_TRANSPORTS={text!r}", [name.strip() for name in text.split(",")]
+    if names is None:
+        return TRANSPORTS
+    if isinstance(names, str) or not names or len(set(names)) < len(names) or not set(names) <= set(TRANSPORTS):
+        raise ConfigError(f"{where}: allowed are {', '.join(TRANSPORTS)}, at least one, each once, in order of preference")
+    return tuple(names)
 
 
-def secret_from(given: bytes | str | None) -> bytes:
-    """The job's secret: the argument, else the file named by PRPC_SECRET_FILE, else PRPC_SECRET, else none (b"")."""
+def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
+    """The job's secret: the argument, else that file, else the one named by PRPC_SECRET_FILE, else PRPC_SECRET, else none (b"").
+    Raises ConfigError."""
     if given is not None:
         return given.encode() if isinstance(given, str) else given
-    path = os.environ.get("PRPC_SECRET_FILE")
+    path, where = (file, f"secret file {file!r}") if file is not None else (os.environ.get("PRPC_SECRET_FILE"), "")
     if path:
+        where = where or f"PRPC_SECRET_FILE={path!r}"
         try:
             secret = Path(path).read_bytes().strip()
         except OSError as error:
-            raise ConfigError(f"PRPC_SECRET_FILE={path!r} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
         if not secret:
-            raise ConfigError(f"PRPC_SECRET_FILE={path!r} is empty")
+            raise ConfigError(f"{where} is empty")
         return secret
     return os.environ.get("PRPC_SECRET", "").encode()
 

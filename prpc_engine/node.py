@@ -1,12 +1,13 @@
 """This process as others see it: a reactor, a slab, transports, listeners, servers, and one peer per other node.
 
-Peers are shared by all clients of the process: one connection per other node, made when it is first needed, through the first of
-our transports that reaches an address the other node offers.
+Peers are shared by all clients of the process: one connection per other node, made when it is first needed. paths.py says which
+of our transports is tried first, and Peer.choice which was taken, and why not the others.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import os
 import secrets
@@ -17,14 +18,17 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.about import ABOUT_TARGET, about_server
 from prpc_engine.address import Address
 from prpc_engine.archive import Archive
 from prpc_engine.config import TlsSettings, check_exposure, tls_from
+from prpc_engine.paths import Choice, NoPath, Paths, Refusal
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
 from shard import (
     AddressInUseError,
     AuthenticationError,
+    ClosedError,
     Connection,
     Driver,
     ForkedError,
@@ -42,6 +46,8 @@ from shard import (
 from shard import Node as Identity
 
 logger = logging.getLogger("prpc")
+# Between two looks whether a connection is idle that is to be left for a better path; so many find it busy, then it is left so.
+LEAVE_S, LEAVE_LOOKS_MAX = 1.0, 10
 
 
 @dataclass(frozen=True)
@@ -93,13 +99,18 @@ class Node:
         self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
         self.slab = slab
         self.servers: dict[int, Server] = {}
+        self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers)
         self.on_peer_lost: Callable[[Peer], None] = _ignore
-        self.choices: dict[str, str] = {}  # address of a node -> which transport was taken, and why not the others
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
         self._accepted: set[Peer] = set()
+        self._left: set[Peer] = set()  # for a better path: no new calls, and closed when the last is answered
+        self._next_number = itertools.count().__next__  # of a connection, made or accepted
         self._connections_max = limits.connections_max
         self._attempts: dict[str, _Attempt] = {}  # to connect, under way; by the same
-        self._guard = threading.Lock()  # of what is entered into those two, and of _closed; never held while something waits
+        self._paths = Paths()
+        self._unusable: list[Refusal] = []  # what we may use, and this process cannot
+        # Of what is entered into _peers and _attempts, of _paths, and of _closed; never held while something waits.
+        self._guard = threading.Lock()
         self.pid = os.getpid()
         self._closed = False
         identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits)
@@ -122,11 +133,13 @@ class Node:
                 refusal = transport.refusal()
                 if refusal is not None:
                     logger.warning("transport %s is not used: %s", name, refusal)
+                    self._unusable.append(Refusal(name, refusal, False))  # that is said once, here
                     continue
                 self._transports.append(transport)
                 self._listeners.append(transport.listen(listen_at[name], reactor, self._accept))
             if transports and not self._listeners:
-                raise errors.ConfigError(f"none of the transports {list(transports)} works on this machine")
+                why = "; ".join(map(str, self._unusable))
+                raise errors.ConfigError(f"none of the transports {list(transports)} works on this machine: {why}")
             # In-process peers find this node under its first address.
             self._listeners.insert(0, self._memory.listen(f"memory://{identity.incarnation:x}", reactor, self._accept))
         except AddressInUseError as error:
@@ -209,13 +222,18 @@ class Node:
     ) -> None:
         """Connect for all that wait for that node. Others connect to other nodes meanwhile."""
         try:
-            connection = self._connect(addresses, transports, timeout_s, asked)
+            connection, choice = self._connect(addresses, transports, timeout_s, asked)
             with self._guard:
                 if self._closed:
                     connection.close()  # not attached yet, so it is ours
                     raise errors.Closed(f"{asked}: this side was closed meanwhile")
-                attempt.peer = self._peers[addresses[0]] = self._peer_over(connection)
+                attempt.peer = self._peers[addresses[0]] = self._peer_over(connection, choice)
+                is_news = self._paths.took(addresses[0], choice)
+                if choice.again_s is not None:
+                    self.reactor.call_soon(partial(self._leave_later, attempt.peer, choice.again_s))
                 self.reactor.call_soon(lambda: connection.attach(self.reactor))
+            if is_news:
+                logger.log(logging.WARNING if choice.failed else logging.INFO, "%s: %s", asked, str(choice))
         except Exception as error:
             attempt.error = error
         finally:
@@ -225,24 +243,63 @@ class Node:
 
     def _connect(
         self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str
-    ) -> Connection[Any]:
-        refusals: list[str] = []
-        for transport in transports:
-            address = next((one for one in addresses if one.startswith(transport.scheme + "://")), None)
-            reason = f"not offered by {addresses[-1]}" if address is None else transport.cannot_reach(address)
-            if address is not None and reason is None:
-                try:
-                    connection = transport.connect(address, timeout_s)
-                except AuthenticationError as error:
-                    raise errors.AuthenticationFailed(f"{asked} at {address}: {error}") from error
-                except ShardError as error:
-                    reason = str(error)
-                else:
-                    self.choices[addresses[-1]] = "; ".join([f"{transport.scheme} to {connection.peer}", *refusals])
-                    return connection
-            if transport is not self._memory:  # that another process is not this one goes without saying
-                refusals.append(f"{transport.scheme}: {reason}")
-        raise errors.NotSent(f"{asked} cannot be reached: " + "; ".join(refusals))
+    ) -> tuple[Connection[Any], Choice]:
+        known = {transport.scheme: transport for transport in transports}
+        with self._guard:
+            paths = self._paths.arrange(addresses[0], known, self.reactor.clock())
+        refusals = {one.transport: one for one in self._unusable} | {name: rest for name, rest in paths if rest is not None}
+        for name, _ in paths:
+            refusals.pop(name, None)  # no other one has connected: it rests no longer
+            way = self._go(known[name], addresses, timeout_s, asked)
+            if isinstance(way, Connection):
+                return way, Choice(name, way.peer, addresses[-1], tuple(refusals.values()), self.reactor.clock())
+            if name != MemoryTransport.scheme:  # that another process is not this one goes without saying
+                refusals[name] = way
+        raise NoPath(f"{asked} cannot be reached: " + "; ".join(map(str, refusals.values())), refusals.values())
+
+    def _leave_later(self, peer: Peer, after_s: float, looks: int = LEAVE_LOOKS_MAX) -> None:
+        """Hang up on a peer in two steps, so that the next call tries the preferred path again. In the reactor.
+
+        When it is seen idle, or was busy at so many looks, it gets no new calls; when it is idle at a later look, it is closed. A
+        call on its way meanwhile gets its answer. Calls that follow those of a busy one may overtake them.
+        """
+
+        def look() -> None:
+            if peer.connection.error is not None:
+                return
+            if peer.is_idle and peer.lost:
+                peer.connection.close()
+                return
+            if not peer.lost and (peer.is_idle or not looks):
+                peer.lost = True
+                self._left.add(peer)
+                self._forget(peer)
+            self._leave_later(peer, LEAVE_S, max(0, looks - 1))
+
+        self.reactor.call_later(after_s, look)
+
+    def _forget(self, peer: Peer) -> list[str]:
+        """Its node is not connected to any more; the addresses by which it was known."""
+        addresses = [address for address, one in list(self._peers.items()) if one is peer]
+        for address in addresses:
+            del self._peers[address]
+        return addresses
+
+    def _go(self, transport: Transport, addresses: Sequence[str], timeout_s: float, asked: str) -> Connection[Any] | Refusal:
+        """Try one path. Raises AuthenticationFailed: the others would lead to the same peer."""
+        name = transport.scheme
+        address = next((one for one in addresses if one.startswith(f"{name}://")), None)
+        if address is None:
+            return Refusal(name, f"not offered by {addresses[-1]}", False)
+        try:
+            reason = transport.cannot_reach(address)
+            return transport.connect(address, timeout_s) if reason is None else Refusal(name, reason, False)
+        except AuthenticationError as error:
+            raise errors.AuthenticationFailed(f"{asked} at {address}: {error}") from error
+        except ShardError as error:
+            return Refusal(name, str(error), True)
+        except OSError as error:  # no /dev/shm, or no descriptor left
+            return Refusal(name, f"{address}: {error.strerror or error}", True)
 
     def is_local(self, addresses: Sequence[str]) -> bool:
         """Whether one of these addresses is of this process, or reached through shared memory."""
@@ -251,9 +308,14 @@ class Node:
             address.startswith(one.scheme + "://") and one.cannot_reach(address) is None for one in near for address in addresses
         )
 
+    @property
+    def choices(self) -> dict[str, str]:
+        """For each node that we have connected to: the path that was taken, and why those before it were not."""
+        return {peer.choice.node: str(peer.choice) for peer in list(self._peers.values()) if peer.choice is not None}
+
     def peers(self) -> list[Peer]:
         """All nodes we are connected to, whoever called."""
-        return [*list(self._peers.values()), *list(self._accepted)]
+        return [*list(self._peers.values()), *list(self._left), *list(self._accepted)]
 
     def _accept(self, connection: Connection[Any]) -> None:
         if len(self._accepted) >= self._connections_max:
@@ -262,14 +324,18 @@ class Node:
             return
         self._accepted.add(self._peer_over(connection))
 
-    def _peer_over(self, connection: Connection[Any]) -> Peer:
+    def _peer_over(self, connection: Connection[Any], choice: Choice | None = None) -> Peer:
         archive = self._make_archive(in_process=connection.transport == MemoryTransport.scheme)
-        return Peer(connection, self.reactor, self.waiter, self.servers, self._lost, archive)
+        return Peer(connection, self.reactor, self.waiter, self.servers, self._lost, archive, choice, self._next_number())
 
     def _lost(self, peer: Peer) -> None:
         self._accepted.discard(peer)
-        for address in [address for address, one in self._peers.items() if one is peer]:
-            del self._peers[address]
+        self._left.discard(peer)
+        error = peer.connection.error
+        for address in self._forget(peer):
+            if peer.choice is not None and not isinstance(error, ClosedError):
+                with self._guard:
+                    self._paths.broke(address, peer.choice, str(error), self.reactor.clock())
         self.on_peer_lost(peer)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -286,7 +352,7 @@ class Node:
         with self._guard:
             self._closed = True
         self._close_listeners()
-        for peer in [*self._peers.values(), *self._accepted]:
+        for peer in self.peers():
             peer.connection.close()
         self._peers.clear()
         self._accepted.clear()

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from prpc_engine import errors
 from prpc_engine.archive import DECODE_ERRORS, Archive
-from prpc_engine.call import NEVER, Call, CallTable, Client
+from prpc_engine.call import CALL_ID_BITS, NEVER, Call, CallTable, Client
 from prpc_engine.context import inherited_s
+from prpc_engine.failures import error_for, failure_message
 from prpc_engine.halves import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.job import Job
+from prpc_engine.loss import calls_of, error_of
 from prpc_engine.message import (
     CANCEL,
     CREDIT,
@@ -30,6 +32,7 @@ from prpc_engine.message import (
     NO_CREDIT,
     NOTIFY,
     OPEN,
+    REPEAT,
     REPLY,
     REQUEST,
     TIMEOUT_S_MAX,
@@ -38,6 +41,7 @@ from prpc_engine.message import (
     Status,
     method_key,
 )
+from prpc_engine.paths import Choice
 from prpc_engine.server import Server
 from prpc_engine.stream import Stream
 from shard import (
@@ -86,6 +90,7 @@ class PeerStatistics:
     replies_dropped: int  # came after their call was done
     outbox_messages: int  # wait for the peer to read
     traffic: Traffic
+    choice: Choice | None  # how its path was chosen; None: by the other side, which connected
 
 
 class Peer:
@@ -99,9 +104,13 @@ class Peer:
         servers: dict[int, Server],
         on_lost: Callable[[Peer], None],
         archive: Archive | None = None,
+        choice: Choice | None = None,
+        number: int = 0,
     ) -> None:
         self.connection = connection
-        self.calls = CallTable()
+        self.choice = choice
+        self.number = number  # of the connection: each one of a node has a larger one than those before it
+        self.calls = CallTable(number << CALL_ID_BITS, connection.peer_incarnation)
         self._in_flight, self._next_id = self.calls.in_flight, self.calls.next_id
         self.running: dict[int, Job] = {}  # requests of the other side that are not answered yet, by its call id
         self._streams: dict[int, tuple[Inbox, Window]] = {}  # ours, by call id
@@ -131,7 +140,13 @@ class Peer:
             replies_dropped=calls.dropped_replies,
             outbox_messages=connection.outbox_messages,
             traffic=connection.traffic(),
+            choice=self.choice,
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way here, in either direction."""
+        return not (self._in_flight or self._streams or self.running or self.connection.outbox_messages)
 
     # -- our calls -----------------------------------------------------------------------------------------------------
 
@@ -170,18 +185,19 @@ class Peer:
         call.overall = call.deadline
         return call
 
-    def resend(self, call: Call, route: Route, timeout_s: float | None) -> None:
-        """Send the request of a pending call, which waited for this connection or failed elsewhere. Raises as request()."""
+    def resend(self, call: Call, route: Route, timeout_s: float | None, kind: int = REQUEST) -> None:
+        """Send the request of a pending call, which waited for this connection or failed elsewhere; as a REPEAT it keeps its
+        number, which the server knows it by. Raises as request()."""
         method = call.asked[0]
         if len(self._in_flight) >= self._calls_max:
             raise self._too_many(method, route)
         body, blocks = self.decoder.for_peer(call.body, call.blocks)
-        call_id = self._next_id()
+        call_id = call.call_id if kind == REPEAT else self._next_id()
         call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
         self._in_flight[call_id] = call
         wait_ms = wait_in_ms(timeout_s)
         try:
-            self._send(_pack(REQUEST, 0, 0, route.target, call_id, method_key(method), wait_ms) + body, blocks, True)
+            self._send(_pack(kind, 0, 0, route.target, call_id, method_key(method), wait_ms) + body, blocks, True)
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             if isinstance(error, ShardError):
@@ -349,7 +365,7 @@ class Peer:
     def _on_rare(
         self, kind: int, side: int, target: int, call_id: int, key: int, wait_ms: int, payload: memoryview, blocks: Blocks
     ) -> None:
-        """What belongs to streams and to cancelling. Notes that cross the end of their call are dropped."""
+        """What belongs to streams, to repeating and to cancelling. Notes that cross the end of their call are dropped."""
         if kind == OPEN:
             server = self._servers.get(target)
             if server is None or call_id in self.running:
@@ -358,6 +374,13 @@ class Peer:
                 server.open(self, call_id, key, wait_ms, payload, blocks)
                 if side == NO_CREDIT and call_id in self.running:
                     self.send_note(CREDIT, call_id, TO_CALLER, WINDOW_ITEMS)
+            return
+        if kind == REPEAT:
+            server = self._servers.get(target)
+            if server is None:
+                self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
+            else:
+                server.repeat(self, call_id, key, wait_ms, payload, blocks)
             return
         if kind == CANCEL:
             job = self.running.get(call_id)
@@ -411,9 +434,8 @@ class Peer:
         if not call_id:
             logger.warning("a notification from %s failed: %s %s: %s", self.connection.peer, status.name, name, text)
             return
-        body, _ = self._encode([name, text, more])
         try:
-            self._send(_pack(FAILURE, 0, status, 0, call_id, 0, 0) + body)
+            self._send(failure_message(self.decoder, call_id, status, name, text, more))
         except ShardError as error:
             logger.warning("%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
 
@@ -428,58 +450,15 @@ class Peer:
         except ValueError as error:
             call.set_error(errors.RpcError(f"the failure of {call.asked[0]!r} at {call.asked[1]} cannot be read: {error}"))
             return
-        call.set_error(self._failure(call, reason, name, text, more))
-
-    def _failure(self, call: Call, status: Status, name: str, text: str, more: str) -> errors.RpcError:
-        method, route = call.asked
-        where = f"{route} at {self.connection.peer}"
-        if status == Status.HANDLER_RAISED:
-            return errors.RemoteError(
-                f"{method!r} of {where} raised {name}: {text}\n\n{more}",
-                type_name=name,
-                remote_message=text,
-                remote_traceback=more,
-            )
-        if status == Status.UNKNOWN_METHOD:
-            return errors.UnknownMethod(f"{where} has no method {method!r}; it has: {more}")
-        if status == Status.UNKNOWN_SERVICE:
-            return errors.UnknownService(f"{where} does not serve that any more ({method!r} was asked): create the client again")
-        if status == Status.BAD_ARGUMENTS:
-            return errors.BadArguments(
-                f"{method!r} of {where} refused its arguments: {text}" + (f"; it is {more}" if more else "")
-            )
-        if status == Status.BACKPRESSURE:
-            return errors.Backpressure(f"{method!r} of {where} was refused: {text}; slow down, or retry later")
-        if status == Status.STOPPING:
-            return errors.Stopping(f"{method!r} of {where} was refused: {text}; another server of that service may take it")
-        if status == Status.NOT_ALLOWED:
-            return errors.NotAllowed(f"{method!r} of {where} was refused: {text}")
-        if status == Status.CANCELLED:
-            return errors.Cancelled(f"{method!r} of {where} was cancelled there: {text}")
-        if status == Status.DEADLINE:
-            return errors.DeadlineExceeded(f"{method!r} of {where} was cut there: {text}")
-        return errors.RemoteError(
-            f"{method!r} of {where} returned what cannot be sent: {text}",
-            type_name=name,
-            remote_message=text,
-            remote_traceback="",
-        )
+        call.set_error(error_for(call, self.connection.peer, reason, name, text, more))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _on_close(self, connection: Connection[Any], error: ShardError) -> None:
-        def lost(call: Call) -> errors.RpcError:
-            method, client = call.asked
-            if isinstance(error, ClosedError):
-                return errors.Closed(f"this side closed the connection while {method!r} of {client} was in flight")
-            after = self.reactor.clock() - call.sent
-            return errors.MaybeExecuted(
-                f"{method!r} was sent to {client}, and the peer was lost {after:.3f} s later ({error}): it may have run; "
-                "retry it only if running it twice is harmless"
-            )
-
+        now, unsent = self.reactor.clock(), calls_of(connection.unsent)
+        connection.unsent.clear()
         self.lost = True
-        self.calls.fail_all(lost)
+        self.calls.fail_all(lambda call: error_of(call, error, call.call_id in unsent, now))
         for inbox, _ in list(self._streams.values()):  # answered, with items still under way
             inbox.cut(errors.MaybeExecuted(f"the peer was lost before all items of a stream had come ({error})"))
         self._streams.clear()

@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 from prpc_engine import errors, slab
+from prpc_engine.about import ABOUT_TARGET
 from prpc_engine.allow import AllowList
 from prpc_engine.call import TIMEOUT_S
 from prpc_engine.client import ClientStatistics, RpcClient
 from prpc_engine.config import (
-    SERVER_ID_MAX,
     TlsSettings,
     advertise_from,
     allow_from,
@@ -35,7 +35,7 @@ from prpc_engine.config import (
     secret_from,
     transports_from,
 )
-from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
+from prpc_engine.dealer import Dealer
 from prpc_engine.hedge import HedgePolicy
 from prpc_engine.hedging import HedgingClient
 from prpc_engine.master.client import MasterClient, SessionBackend
@@ -50,14 +50,14 @@ from prpc_engine.method import ENGINE
 from prpc_engine.node import Node, Values
 from prpc_engine.peer import PeerStatistics
 from prpc_engine.retry import RetryPolicy
-from prpc_engine.server import Bounds, Server, ServerStatistics
-from prpc_engine.sharded import ShardSettings, open_shard, serve_in_shard, stop_serving_in_shard
+from prpc_engine.server import Bounds, ServerStatistics
+from prpc_engine.serving import RpcServer, Servers
+from prpc_engine.sharded import ShardSettings, open_shard
 from prpc_engine.timing import Timing
-from shard import STALL_BUDGET_S, Driver, Future, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
+from shard import STALL_BUDGET_S, Driver, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
 
 SHARDS_MAX = 64
 SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
-CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
 REFRESH_TIMEOUT_S = 2.0  # for a master that is there to say who serves now
 LINGER_S = 0.2  # at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps one
 
@@ -73,61 +73,6 @@ class ServiceStatistics:
     clients: dict[str, ClientStatistics]  # by "service/number", counted from 1 in the order they were made here
 
 
-class RpcServer:
-    """A server made here. close() takes it back."""
-
-    def __init__(
-        self,
-        service: RpcService,
-        name: str,
-        server_ids: tuple[int, ...],
-        targets: tuple[int, ...],
-        queue: ServerQueue | None = None,
-    ) -> None:
-        self._service = service
-        self._queue = queue
-        self.name = name
-        self.server_ids = server_ids  # one, or one for each shard
-        self._targets = targets
-        self._closed = False
-
-    @property
-    def server_id(self) -> int:
-        """Of the only server; of the first when there is one in every shard."""
-        return self.server_ids[0]
-
-    def statistics(self) -> ServerStatistics:
-        """What it did, when it lives in this process."""
-        server = self._service._node.servers.get(self._targets[0])
-        return server.statistics() if server is not None else ServerStatistics()
-
-    def create_dealer(self) -> Dealer:
-        """One more dealer that receives this server's requests. Raises ConfigError for a server of methods."""
-        if self._queue is None:
-            raise errors.ConfigError(f"the server of {self.name!r} has methods; one without an object to serve has dealers")
-        return Dealer(self.name, self._service._driver, queue=self._queue)
-
-    def terminate(self) -> None:
-        """End the waits of all its dealers with Terminated."""
-        if self._queue is not None:
-            self._queue.mailbox.terminate()
-
-    def restart(self) -> None:
-        """Let its dealers wait again."""
-        if self._queue is not None:
-            self._queue.mailbox.restart()
-
-    def close(self, drain_s: float = 0.0) -> None:
-        """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds, and then end it.
-
-        What is ended so raises Cancelled at its caller, what had not begun by then Stopping. Again: does nothing.
-        """
-        if not self._closed:
-            self._closed = True
-            self.terminate()
-            self._service._remove_server(self._targets, drain_s)
-
-
 class RpcService:
     """See the file's head. A context manager.
 
@@ -138,7 +83,7 @@ class RpcService:
     pin         core for the calling thread, None: leave it; shards are pinned to cores of their own
     bind        "host:port" to listen at, port 0 for any free one
     advertise   "host" or "host:port" where others reach this node, if not at what it binds; its shards have ports of their own
-    transports  which may be used, in order of preference; None: shared memory, then tcp
+    transports  which may be used, in order of preference, else PRPC_TRANSPORTS ("tcp,shm"), else shared memory, then tcp
     secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
     timeout_s   for the master to answer
     tls         TLS for tcp, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of PRPC_CONFIG, else none
@@ -218,6 +163,7 @@ class RpcService:
                 self._advertise,
             )
             self._session = MasterSession(self._node, master, self._lease_s, root=self._root, open_timeout_s=timeout_s)
+            self._servers = Servers(self._node, self._driver, self._session, self._allow, self._timing)
             self._join(timeout_s)
             if self.shards:
                 self._start_shards(self.shards, polling, chosen, host, stall_budget_s)
@@ -263,6 +209,7 @@ class RpcService:
             advertise=self._advertise,
         )
         self._group.map(open_shard, settings, timeout_s=CONNECT_TIMEOUT_S)
+        self._servers.group = self._group
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
         self._check_open()
@@ -282,67 +229,13 @@ class RpcService:
 
         Raises ConfigError, and Rejected when the master refuses (a server id that is taken).
         """
-        check_name(name)
-        check_number("server_id", server_id, -1, SERVER_ID_MAX)
-        if sharded:
-            return self._create_sharded(name, served, server_id, bounds)
-        queue = None
-        if served is None:
-            queue = ServerQueue(name, self._driver)
-            served, bounds = queue.methods(), bounds or Bounds(tasks_max=QUEUE_REQUESTS_MAX)
-        Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
-        server_id, target = self._register(name, server_id)
-        # The master tells clients of it first; a request that is faster than the next line is told to come again.
-        self._node.servers[target] = Server(name, server_id, target, served, bounds, self._allow, self._timing)
-        self._driver.take_over()
-        return RpcServer(self, name, (server_id,), (target,), queue)
+        return self._servers.create(name, served, server_id, sharded, bounds)
 
     def create_dealer(self, name: str, timeout_s: float = 10.0) -> Dealer:
         """A peer among those of `name`: it receives their requests, and sends to them by `dest_rank`."""
         server = self.create_server(name, server_id=self.rank)
         client = self.create_client(name, 1, timeout_s)
-        return Dealer(name, self._driver, client, server._queue, by_rank=True)
-
-    def _register(self, name: str, server_id: int) -> tuple[int, int]:
-        self._check_open()
-        registered, target, _ = self._session.register_server(name, server_id).result()
-        return registered, target
-
-    def _create_sharded(self, name: str, factory: object, server_id: int, bounds: Bounds | None) -> RpcServer:
-        if self._group is None:
-            raise errors.ConfigError("sharded=True needs shards: RpcService(shards=N)")
-        if not callable(factory):
-            raise errors.ConfigError(f"sharded=True needs a factory to call in each shard, not {factory!r}")
-        entries = []
-        for index in range(self.shards):  # one after the other: their ids are in order of the shards
-            wanted = server_id if server_id < 0 else server_id + index
-            entries.append(self._group.submit_to(index, serve_in_shard, name, factory, wanted, bounds).result(TIMEOUT_S))
-        ids, targets = zip(*entries, strict=True)
-        return RpcServer(self, name, ids, targets)
-
-    def _remove_server(self, targets: tuple[int, ...], drain_s: float) -> None:
-        for target in targets:
-            server = self._node.servers.get(target)
-            if server is None:
-                continue
-            if not self._closed:
-                self._session.deregister_server(target).result()
-                self._drain(server, drain_s)
-            self._node.servers.pop(target, None)
-        if self._group is not None and not self._closed:
-            self._group.map(stop_serving_in_shard, targets, drain_s, timeout_s=drain_s + TIMEOUT_S)
-
-    def _drain(self, server: Server, drain_s: float) -> None:
-        """Let what has begun go on for so long, then end it."""
-        stopped, cut = Future(self._driver), Future(self._driver)
-        in_reactor = self._driver.reactor.call_soon
-        in_reactor(lambda: server.stop().add_done_callback(lambda _: stopped.set_result(None)))
-        try:
-            stopped.result(drain_s)
-        except TimeoutError:
-            in_reactor(lambda: cut.set_result(server.cut()))
-            with contextlib.suppress(TimeoutError):  # a handler keeps the reactor: it is cut when that returns
-                cut.result(CUT_TIMEOUT_S)
+        return Dealer(name, self._driver, client, server.queue, by_rank=True)
 
     def serve_forever(self, timeout_s: float | None = None) -> None:
         """Drive the reactor from the calling thread, for `timeout_s` seconds or until stop_serving() or close().
@@ -426,15 +319,19 @@ class RpcService:
 
     @property
     def transports(self) -> dict[str, str]:
-        """For each node we are connected to: the transport that was taken, and why those before it were not."""
-        return dict(self._node.choices)
+        """For each node that this one has connected to: the transport that was taken, and why those before it were not."""
+        return self._node.choices
 
     def statistics(self) -> ServiceStatistics:
         """A snapshot of this process's side: its peers, servers and slab."""
         return ServiceStatistics(
             rank=self.rank,
             peers=tuple(peer.statistics() for peer in self._node.peers()),
-            servers={f"{one.service}/{one.server_id}": one.statistics() for one in list(self._node.servers.values())},
+            servers={
+                f"{one.service}/{one.server_id}": one.statistics()
+                for target, one in list(self._node.servers.items())
+                if target != ABOUT_TARGET
+            },
             slab=self._node.slab.statistics(),
             clients={key: client.statistics() for key, client in self._living_clients()},
         )
@@ -475,6 +372,7 @@ class RpcService:
         """Stop the shards, hang up on everybody; calls in flight end with Closed. A second close does nothing."""
         if not self._closed:
             self._closed = True
+            self._servers.closed = True
             self._shut()
 
     def __enter__(self) -> RpcService:

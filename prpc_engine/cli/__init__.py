@@ -33,6 +33,7 @@ COMMANDS = {
     "doctor": "look at this machine: what is wrong, and what to do about it",
     "endpoint-map": "say where the data of each task of a TensorFlow-style cluster goes",
     "master": "serve names, ids, locks and barriers to the nodes of a job",
+    "launch": "run a command as scheduler, servers and workers of ps-lite's kind on this machine",
     "gc": "remove shared memory that dead processes left behind",
     "version": "say which versions these are",
 }

@@ -15,13 +15,17 @@ SUBJECTS = {
     "shard": "calls, lent arrays, wake-ups and idling of a group of shards",
     "growth": "how cost grows with shards, record sizes and a mesh",
     "rpc": "small calls",
+    "start": "the first call of a fresh process, in parts",
     "clients": "1 to 1,000 clients on one server over tcp",
+    "connections": "1 to 1,000 connections to a server of 1, 2 and 4 shards",
     "mixed": "small calls beside large arrays on one connection",
     "tls": "calls and arrays over tcp with TLS and without",
     "failure": "how soon calls end at a killed server, and are answered after a reset",
     "tensor": "arrays, by reference and copied",
+    "transfer": "arrays of 1 MB to 640 MB over tcp, of 1.25 KB to 1.25 GB over shared memory",
     "fuse": "tensors of one step between two tasks of a cluster, one by one and fused",
     "kv": "pulls and pushes of a key-value table",
+    "checkpoint": "saving and restoring key-value tables on tmpfs, beside files; pushes during a save",
 }
 
 

@@ -1,4 +1,6 @@
-"""`prpc doctor`: what this machine offers, what is wrong with it, and what to do about that."""
+"""`prpc doctor`: what this machine offers, what is wrong with it, and what to do about that.
+
+With --peer the same of the way to another node."""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
-from prpc_engine.cli.checks import Finding, Verdict, examine
+from prpc_engine.cli.checks import Finding, Verdict, examine, examine_peer
+from prpc_engine.config import secret_from
+from prpc_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands
@@ -21,14 +25,21 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help=cli.COMMANDS["doctor"],
-        description="Look at this machine. Exit code 1 when something is bad: the engine will not work like this.",
+        description="Look at this machine. Exit code 1 when something is bad: the engine will not work like this. With --peer "
+        "look at the way to another node instead: which transports connect, which one a client takes, and why not the others.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON array: fact, value, verdict, advice")
+    parser.add_argument("--peer", metavar="ADDRESS", help="host:port of a service or a master, or its shm:// address")
+    parser.add_argument(
+        "--secret-file", metavar="F", help="the job's secret for --peer (default: PRPC_SECRET_FILE, else PRPC_SECRET, else none)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print."""
-    findings = examine()
+    if args.secret_file is not None and args.peer is None:
+        raise ConfigError("--secret-file is for --peer alone")
+    findings = examine() if args.peer is None else list(examine_peer(args.peer, secret_from(None, args.secret_file)))
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:

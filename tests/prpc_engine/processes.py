@@ -85,7 +85,7 @@ def serve(master: str, name: str, transport: str, mode: str, server_id: str) -> 
     from prpc_engine import RpcService
     from tests.prpc_engine.handlers import Handlers
 
-    with RpcService(master=master, transports=[transport]) as service:
+    with RpcService(master=master, transports=transport.split(",")) as service:
         service.create_server(name, Handlers(service), server_id=int(server_id))
         print("ready", flush=True)
         if mode == "progress":

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from prpc_engine import Deferred, Master, MasterClient, RpcService, TreeEvent, errors
+from prpc_engine.about import ABOUT_TARGET
 from prpc_engine.master import namespace, session, watch
 from prpc_engine.master.namespace import RegistryError
 from prpc_engine.master.protocol import MASTER_ROUTE, WATCH_TARGET
@@ -174,9 +175,9 @@ def test_a_server_that_is_registered_again_and_again_has_two_targets() -> None:
                 wait_until(lambda before=before: {*served} - before, "another registration")
                 client = service.create_client("test", timeout_s=PATIENCE_S)
                 assert client.call("echo", 1) == 1
-            assert len({*served} - {WATCH_TARGET}) == 2
+            assert len({*served} - {WATCH_TARGET, ABOUT_TARGET}) == 2
             server.close()
-            assert {*served} <= {WATCH_TARGET}
+            assert {*served} <= {WATCH_TARGET, ABOUT_TARGET}
     finally:
         master.end(signal.SIGTERM)
 

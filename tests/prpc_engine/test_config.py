@@ -23,16 +23,26 @@ from shard import DEFAULT_LIMITS, Limits
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PRPC_SECRET", "PRPC_SECRET_FILE", "PRPC_SLAB_BYTES_MAX"):
+    for name in ("PRPC_SECRET", "PRPC_SECRET_FILE", "PRPC_SLAB_BYTES_MAX", "PRPC_TRANSPORTS"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_transports_are_those_asked_for_in_that_order_or_all() -> None:
     assert transports_from(None) == TRANSPORTS == ("shm", "tcp")
     assert transports_from(["tcp", "shm"]) == ("tcp", "shm")
-    for wanted in ([], ["udp"], ["tcp", "udp"]):
-        with pytest.raises(ConfigError, match="allowed are shm, tcp, at least one"):
+    for wanted in ([], ["udp"], ["tcp", "udp"], ["tcp", "tcp"], "tcp"):
+        with pytest.raises(ConfigError, match=r"^transports=.*: allowed are shm, tcp, at least one, each once"):
             transports_from(wanted)
+
+
+def test_transports_that_are_not_asked_for_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRPC_TRANSPORTS", "tcp, shm")
+    assert transports_from(None) == ("tcp", "shm")
+    assert transports_from(["shm"]) == ("shm",)
+    for text in ("", "tcp,", "tcp;shm", "udp"):
+        monkeypatch.setenv("PRPC_TRANSPORTS", text)
+        with pytest.raises(ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, tcp"):
+            transports_from(None)
 
 
 def test_the_secret_is_the_argument_then_the_file_then_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

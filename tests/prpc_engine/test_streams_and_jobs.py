@@ -307,6 +307,7 @@ def test_a_server_tells_what_it_has(world: World) -> None:
         "signature": "() -> 'Deferred'",
         "kind": "plain",
         "idempotent": False,
+        "once": False,
         "text": "Answered by whoever has it.",
     }
     assert described["remaining"]["idempotent"]

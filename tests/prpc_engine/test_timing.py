@@ -91,6 +91,7 @@ def test_a_timed_method_is_described_and_refused_like_any_other(service: RpcServ
         "signature": "(value: 'Any') -> 'Any'",
         "kind": "plain",
         "idempotent": True,
+        "once": False,
         "text": "Back again.",
     }
     assert {name: described[name]["kind"] for name in ("nap", "slowly", "count")} == {

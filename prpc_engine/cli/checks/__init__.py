@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from prpc_engine.cli.checks import cpu, devices, limits, memory, software
 from prpc_engine.cli.checks.finding import Finding, Verdict
 from prpc_engine.cli.checks.host import Host
+from prpc_engine.cli.checks.peer import examine_peer
 
-__all__ = ["Finding", "Host", "Verdict", "examine"]
+__all__ = ["Finding", "Host", "Verdict", "examine", "examine_peer"]
 
 CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     cpu.machine,

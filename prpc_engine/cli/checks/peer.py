@@ -1,0 +1,158 @@
+"""Another node, asked as a client would ask it: over every transport that we may use, one at a time.
+
+The first word goes to the address that was given. The node then says at which addresses others reach it, and a client takes the
+first of its transports that connects to one of those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.about import ABOUT, ABOUT_ROUTE, PING
+from prpc_engine.address import Address
+from prpc_engine.cli.checks.finding import Finding
+from prpc_engine.config import TRANSPORTS, limits_from, transports_from
+from prpc_engine.master.master import close_in_reactor
+from prpc_engine.master.whereabouts import this_process
+from prpc_engine.message import method_key
+from prpc_engine.node import Node
+from prpc_engine.paths import NoPath, Refusal
+from prpc_engine.peer import Peer
+from prpc_engine.release import VERSION
+from shard import Driver, Slab
+
+PINGS = 200
+CLOCK_S_MAX = 1.0  # leases and deadlines go by each node's own clock: this is for who reads two logs side by side
+TIMEOUT_S = 5.0  # for one address to connect, and for one answer
+
+
+def peer_address(text: str) -> str:
+    """The address of a node as transports have it, of what a user wrote: host:port, tcp://host:port or shm://... Raises
+    ConfigError."""
+    if text.startswith("shm://"):
+        if text.count("/") != 4:
+            raise errors.ConfigError(f"{text!r} is no address: shm://host/uid/token expected")
+        return text
+    return f"tcp://{Address.parse(text.removeprefix('tcp://'))}"
+
+
+@contextlib.contextmanager
+def _client(transports: tuple[str, ...], secret: bytes) -> Iterator[Node]:
+    """A node that nobody calls."""
+    driver, slab = Driver(False, "prpc-doctor"), Slab()
+    try:
+        node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports, "127.0.0.1", 0)
+        try:
+            yield node
+        finally:
+            close_in_reactor(driver, node)
+    finally:
+        driver.close()
+        slab.close()
+
+
+def _ask(peer: Peer, method: str) -> Any:
+    return peer.request(ABOUT_ROUTE, method, method_key(method), (), TIMEOUT_S, False).result()
+
+
+def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
+    """What another node answers, and over which path. Raises ConfigError for what is no address, NotSent where nobody answers at
+    it, AuthenticationFailed, DeadlineExceeded, NotAllowed."""
+    address = peer_address(text)
+    scheme = address.partition("://")[0]
+    wanted = transports_from(None)
+    with _client((scheme,), secret) as node:
+        peer = node.peer_at([address], TIMEOUT_S, text)
+        asked_s = time.time()
+        about = _ask(peer, ABOUT)
+        answered_s = time.time()
+    yield from _identity(text, about)
+    yield _clock(about["time_s"], asked_s, answered_s)
+    addresses, is_lost = _reachable(about["addresses"], address)
+    if is_lost and "master" not in about["services"]:
+        yield Finding(
+            "its address",
+            is_lost,
+            "bad",
+            "it tells others to connect there, which leads each of them to itself: give it advertise=",
+        )
+    yield from _paths(addresses, wanted, secret, text)
+
+
+def _identity(text: str, about: dict[str, Any]) -> Iterator[Finding]:
+    host, pid = about["process"].rpartition("/")[0].rsplit("/", 1)
+    ours = this_process().rsplit("/", 2)[0]
+    if host == ours:
+        where = "of this host"
+    elif host.partition("/")[0] == ours.partition("/")[0]:
+        where = "in another container of this host"
+    else:
+        where = "of another host"
+    services = ", ".join(about["services"]) or "nothing"
+    yield Finding("peer", f"{text}: process {pid} {where}; serves {services}")
+    value = f"prpc {about['version']}, python {about['python']}"
+    if about["version"] != VERSION:
+        yield Finding("its version", value, "warn", f"this is prpc {VERSION}: install the same one at all nodes of a job")
+    else:
+        yield Finding("its version", value)
+
+
+def _clock(theirs_s: float, asked_s: float, answered_s: float) -> Finding:
+    ahead_s = theirs_s - (asked_s + answered_s) / 2
+    value = f"{abs(ahead_s) * 1e3:.1f} ms {'ahead of' if ahead_s > 0 else 'behind'} ours, give or take "
+    value += f"{(answered_s - asked_s) * 500:.1f} ms"
+    if abs(ahead_s) > CLOCK_S_MAX:
+        return Finding("its clock", value, "warn", "times in the two logs cannot be compared: let NTP or chrony set both")
+    return Finding("its clock", value)
+
+
+def _reachable(addresses: list[str], given: str) -> tuple[list[str], str]:
+    """Those addresses, with `given` for one that is every address of its host; and that one, or ""."""
+    everywhere = next((one for one in addresses if one.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))), "")
+    instead = [given] if given.startswith("tcp://") else []
+    return [one for one in addresses if one != everywhere] + (instead if everywhere else []), everywhere
+
+
+def _paths(addresses: list[str], wanted: tuple[str, ...], secret: bytes, text: str) -> Iterator[Finding]:
+    """One finding a transport, in our order of preference."""
+    taken = ""
+    for name in (*wanted, *(other for other in TRANSPORTS if other not in wanted)):
+        fact = f"path {name}"
+        if name not in wanted:
+            yield Finding(fact, "forbidden here by PRPC_TRANSPORTS")
+            continue
+        try:
+            with _client((name,), secret) as node:
+                peer = node.peer_at(addresses, TIMEOUT_S, text)
+                value = f"{peer.connection.peer}, round trip {_round_trip_us(peer):.0f} us"
+        except errors.ConfigError as error:  # it does not work in this process
+            yield Finding(fact, str(error))
+        except NoPath as error:
+            yield from (_refused(fact, refusal) for refusal in error.refusals)
+        else:
+            yield Finding(fact, f"works, not taken: {taken} is preferred; {value}" if taken else f"taken: {value}")
+            taken = taken or name
+    if not taken:
+        yield Finding("path", "none", "bad", "a client could not reach it: mend one of the above")
+
+
+def _refused(fact: str, refusal: Refusal) -> Finding:
+    if not refusal.failed:
+        return Finding(fact, f"not taken: {refusal.reason}")
+    advice = "it should work between these two: mend it, or forbid it by PRPC_TRANSPORTS"
+    return Finding(fact, f"failed: {refusal.reason}", "warn", advice)
+
+
+def _round_trip_us(peer: Peer) -> float:
+    """The median of PINGS calls that do nothing."""
+    took_ns = []
+    for _ in range(PINGS):
+        started = time.perf_counter_ns()
+        _ask(peer, PING)
+        took_ns.append(time.perf_counter_ns() - started)
+    return statistics.median(took_ns) / 1e3

@@ -1,0 +1,142 @@
+"""The servers that one RpcService makes and takes back: in this process, or one instance in each of its shards."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from prpc_engine import errors
+from prpc_engine.allow import AllowList
+from prpc_engine.call import TIMEOUT_S
+from prpc_engine.config import SERVER_ID_MAX, check_name, check_number
+from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
+from prpc_engine.master.session import MasterSession
+from prpc_engine.node import Node
+from prpc_engine.server import Bounds, Server, ServerStatistics
+from prpc_engine.sharded import serve_in_shard, stop_serving_in_shard
+from prpc_engine.timing import Timing
+from shard import Driver, Future, ShardGroup
+
+CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
+
+
+class RpcServer:
+    """A server made by RpcService.create_server(). close() takes it back."""
+
+    def __init__(
+        self, owner: Servers, name: str, server_ids: tuple[int, ...], targets: tuple[int, ...], queue: ServerQueue | None = None
+    ) -> None:
+        self._owner = owner
+        self.queue = queue
+        self.name = name
+        self.server_ids = server_ids  # one, or one for each shard
+        self._targets = targets
+        self._closed = False
+
+    @property
+    def server_id(self) -> int:
+        """Of the only server; of the first when there is one in every shard."""
+        return self.server_ids[0]
+
+    def statistics(self) -> ServerStatistics:
+        """What it did, when it lives in this process."""
+        server = self._owner.node.servers.get(self._targets[0])
+        return server.statistics() if server is not None else ServerStatistics()
+
+    def create_dealer(self) -> Dealer:
+        """One more dealer that receives this server's requests. Raises ConfigError for a server of methods."""
+        if self.queue is None:
+            raise errors.ConfigError(f"the server of {self.name!r} has methods; one without an object to serve has dealers")
+        return Dealer(self.name, self._owner.driver, queue=self.queue)
+
+    def terminate(self) -> None:
+        """End the waits of all its dealers with Terminated."""
+        if self.queue is not None:
+            self.queue.mailbox.terminate()
+
+    def restart(self) -> None:
+        """Let its dealers wait again."""
+        if self.queue is not None:
+            self.queue.mailbox.restart()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds, and then end it.
+
+        What is ended so raises Cancelled at its caller, what had not begun by then Stopping. Again: does nothing.
+        """
+        if not self._closed:
+            self._closed = True
+            self.terminate()
+            self._owner.remove(self._targets, drain_s)
+
+
+@dataclass
+class Servers:
+    """See the file's head. Owned by an RpcService, which sets `group` once it has shards, and `closed` at its end."""
+
+    node: Node
+    driver: Driver
+    session: MasterSession
+    allow: AllowList
+    timing: Timing | None
+    group: ShardGroup | None = None
+    closed: bool = False
+
+    def create(self, name: str, served: object, server_id: int, sharded: bool, bounds: Bounds | None) -> RpcServer:
+        """See RpcService.create_server()."""
+        check_name(name)
+        check_number("server_id", server_id, -1, SERVER_ID_MAX)
+        if sharded:
+            return self._create_sharded(name, served, server_id, bounds)
+        queue = None
+        if served is None:
+            queue = ServerQueue(name, self.driver)
+            served, bounds = queue.methods(), bounds or Bounds(tasks_max=QUEUE_REQUESTS_MAX)
+        Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
+        self._check_open()
+        server_id, target, _ = self.session.register_server(name, server_id).result()
+        # The master tells clients of it first; a request that is faster than the next line is told to come again.
+        self.node.servers[target] = Server(name, server_id, target, served, bounds, self.allow, self.timing)
+        self.driver.take_over()
+        return RpcServer(self, name, (server_id,), (target,), queue)
+
+    def _create_sharded(self, name: str, factory: object, server_id: int, bounds: Bounds | None) -> RpcServer:
+        if self.group is None:
+            raise errors.ConfigError("sharded=True needs shards: RpcService(shards=N)")
+        if not callable(factory):
+            raise errors.ConfigError(f"sharded=True needs a factory to call in each shard, not {factory!r}")
+        entries = []
+        for index in range(self.group.size):  # one after the other: their ids are in order of the shards
+            wanted = server_id if server_id < 0 else server_id + index
+            entries.append(self.group.submit_to(index, serve_in_shard, name, factory, wanted, bounds).result(TIMEOUT_S))
+        ids, targets = zip(*entries, strict=True)
+        return RpcServer(self, name, ids, targets)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise errors.Closed("this RpcService was closed here")
+
+    def remove(self, targets: tuple[int, ...], drain_s: float) -> None:
+        """Take servers back; what has begun goes on for up to `drain_s` seconds."""
+        for target in targets:
+            server = self.node.servers.get(target)
+            if server is None:
+                continue
+            if not self.closed:
+                self.session.deregister_server(target).result()
+                self._drain(server, drain_s)
+            self.node.servers.pop(target, None)
+        if self.group is not None and not self.closed:
+            self.group.map(stop_serving_in_shard, targets, drain_s, timeout_s=drain_s + TIMEOUT_S)
+
+    def _drain(self, server: Server, drain_s: float) -> None:
+        """Let what has begun go on for so long, then end it."""
+        stopped, cut = Future(self.driver), Future(self.driver)
+        in_reactor = self.driver.reactor.call_soon
+        in_reactor(lambda: server.stop().add_done_callback(lambda _: stopped.set_result(None)))
+        try:
+            stopped.result(drain_s)
+        except TimeoutError:
+            in_reactor(lambda: cut.set_result(server.cut()))
+            with contextlib.suppress(TimeoutError):  # a handler keeps the reactor: it is cut when that returns
+                cut.result(CUT_TIMEOUT_S)

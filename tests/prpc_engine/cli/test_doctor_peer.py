@@ -1,0 +1,143 @@
+"""`prpc doctor --peer`: which path a client would take to a node, why not the others, and what the node is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.cli.checks import peer
+from prpc_engine.cli.checks.peer import examine_peer, peer_address
+from prpc_engine.errors import ConfigError
+from tests.prpc_engine.cli.test_commands import prpc
+from tests.shard.small_shm import run_with_own_shm
+
+SECRET = "swordfish"
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[Master]:
+    with Master(secret=SECRET) as master:
+        yield master
+
+
+@pytest.fixture(scope="module")
+def service(master: Master) -> Iterator[RpcService]:
+    with RpcService(master.address, secret=SECRET) as service:
+        service.create_server("test", {"one": lambda: 1})
+        yield service
+
+
+def found(address: str, code: int = 0, **env: str) -> dict[str, str]:
+    """What each line of the report says."""
+    ran = prpc("doctor", "--json", "--peer", address, PRPC_SECRET=SECRET, **env)
+    assert ran.returncode == code, ran.stderr
+    return {finding["fact"]: f"{finding['verdict']}: {finding['value']}" for finding in json.loads(ran.stdout)}
+
+
+def test_a_service_is_reached_by_shared_memory_and_by_tcp_too(service: RpcService) -> None:
+    report = found(service.address)
+    assert list(report) == ["peer", "its version", "its clock", "path shm", "path tcp"]
+    assert re.fullmatch(rf"ok: {service.address}: process \d+ of this host; serves test", report["peer"])
+    assert re.fullmatch(r"ok: [\d.]+ ms (ahead of|behind) ours, give or take [\d.]+ ms", report["its clock"])
+    assert re.fullmatch(r"ok: taken: shm://process \d+, round trip \d+ us", report["path shm"])
+    assert re.fullmatch(
+        rf"ok: works, not taken: shm is preferred; tcp://{service.address}, round trip \d+ us", report["path tcp"]
+    )
+
+
+def test_the_order_and_what_is_forbidden_are_those_of_a_client_here(service: RpcService) -> None:
+    report = found(service.address, PRPC_TRANSPORTS="tcp,shm")
+    assert report["path tcp"].startswith("ok: taken: tcp://")
+    assert report["path shm"].startswith("ok: works, not taken: tcp is preferred")
+    assert found(service.address, PRPC_TRANSPORTS="tcp")["path shm"] == "ok: forbidden here by PRPC_TRANSPORTS"
+
+
+def test_a_shm_address_is_asked_over_shared_memory(service: RpcService) -> None:
+    (address,) = [one for one in service._node.addresses if one.startswith("shm://")]
+    assert found(address)["path shm"].startswith("ok: taken: shm://process ")
+
+
+def test_a_master_is_reached_by_tcp_alone(master: Master) -> None:
+    report = found(master.address)
+    assert report["peer"].endswith("; serves master")
+    assert report["path shm"].startswith("ok: not taken: not offered by tcp://")
+    assert report["path tcp"].startswith("ok: taken: ")
+
+
+def test_a_path_that_should_work_and_does_not_is_a_warning_and_not_the_end() -> None:
+    """The doctor's own /dev/shm is full."""
+    run_with_own_shm(
+        "size=16m",
+        """
+import json, subprocess, sys
+from prpc_engine import Master, RpcService
+
+if __name__ == "__main__":
+    with Master() as master, RpcService(master.address) as service:
+        doctor = [sys.executable, "-m", "prpc_engine.cli", "doctor", "--json", "--peer", service.address]
+        full = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$0" "$@"']
+        ran = subprocess.run([*full, *doctor], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        shm, tcp = json.loads(ran.stdout)[-2:]
+        assert (shm["verdict"], tcp["verdict"]) == ("warn", "ok"), ran.stdout
+        assert shm["value"].startswith("failed: /dev/shm has no room"), shm
+        assert tcp["value"].startswith("taken: "), tcp
+""",
+    )
+
+
+def test_a_service_that_sends_others_to_every_address_is_bad_and_what_to_do_is_said(master: Master) -> None:
+    with RpcService(master.address, bind="0.0.0.0:0", secret=SECRET) as service:
+        port = service.address.rpartition(":")[2]
+        report = found(f"127.0.0.1:{port}", 1)
+        assert report["its address"] == f"bad: tcp://0.0.0.0:{port}"
+        assert report["path tcp"].startswith("ok: works, not taken: shm is preferred; tcp://127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nowhere", "host:http", "host:0", "tcp://host", "shm://host/0", "http://host:80", "a b:1"]
+)
+def test_what_is_no_address_is_wrong_usage_and_named(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no address: "):
+        peer_address(address)
+    ran = prpc("doctor", "--peer", address)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.fullmatch(r"prpc: '.*' is no address: .*\n", ran.stderr)
+
+
+def test_nobody_at_the_address_and_another_secret_are_one_line_each(service: RpcService, tmp_path: Path) -> None:
+    nobody = prpc("doctor", "--peer", "127.0.0.1:1")
+    assert nobody.returncode == 1
+    assert nobody.stderr == "prpc: 127.0.0.1:1 cannot be reached: tcp: nobody listens at tcp://127.0.0.1:1: Connection refused\n"
+    wrong = tmp_path / "wrong"
+    wrong.write_text("mackerel\n")
+    refused = prpc("doctor", "--peer", service.address, "--secret-file", str(wrong), PRPC_SECRET=SECRET)
+    assert refused.returncode == 1
+    assert "does not hold the same secret" in refused.stderr
+    assert "mackerel" not in refused.stderr
+
+
+def test_the_secret_may_come_from_a_file(service: RpcService, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    ran = prpc("doctor", "--peer", service.address, "--secret-file", str(file))
+    assert ran.returncode == 0, ran.stderr
+    assert SECRET not in ran.stdout
+    missing = prpc("doctor", "--peer", service.address, "--secret-file", str(tmp_path / "none"))
+    assert missing.returncode == 2
+    assert "none' cannot be read: No such file" in missing.stderr
+    alone = prpc("doctor", "--secret-file", str(file))
+    assert alone.returncode == 2
+
+
+def test_another_version_and_another_time_are_warnings(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "VERSION", "9.9.9")
+    monkeypatch.setattr(peer, "CLOCK_S_MAX", -1.0)
+    report = {finding.fact: finding for finding in examine_peer(master.address, SECRET.encode())}
+    assert report["its version"].verdict == report["its clock"].verdict == "warn"
+    assert "this is prpc 9.9.9" in report["its version"].advice
