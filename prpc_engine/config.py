@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import math
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -204,6 +205,9 @@ def check_exposure(host: str, secret: bytes) -> None:
         )
 
 
+WILDCARDS = ("0.0.0.0", "::")
+
+
 def advertise_from(given: str | None) -> Address | None:
     """Where other nodes are told to connect: "host" or "host:port". Port 0, or none: the one bound. Raises ConfigError."""
     if given is None:
@@ -215,9 +219,23 @@ def advertise_from(given: str | None) -> Address | None:
         address = Address.parse(given if has_port else f"{given}:0", port_min=0)
     except ConfigError as error:
         raise ConfigError(f"advertise={given!r}: {error}") from error
-    if address.host in ("0.0.0.0", "::"):
+    if address.host in WILDCARDS:
         raise ConfigError(f"advertise={given!r}: that is every address of a host; name one that other nodes reach this one at")
     return address
+
+
+def address_facing(host: str, port: int) -> Address | None:
+    """This host's own address on its way to that one: what nodes are told that bind every address. None where there is no way.
+
+    Nothing is sent: a datagram socket that is connected has looked its route up.
+    """
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(where)
+            return Address(sock.getsockname()[0], 0)
+    except OSError:
+        return None
 
 
 def check_number(name: str, value: object, least: int, most: int) -> int:

@@ -23,7 +23,9 @@ from prpc_engine.allow import AllowList
 from prpc_engine.call import TIMEOUT_S
 from prpc_engine.client import ClientStatistics, RpcClient
 from prpc_engine.config import (
+    WILDCARDS,
     TlsSettings,
+    address_facing,
     advertise_from,
     allow_from,
     check_environment,
@@ -82,7 +84,8 @@ class RpcService:
     polling     never sleep while waiting: lowest latency for a whole core
     pin         core for the calling thread, None: leave it; shards are pinned to cores of their own
     bind        "host:port" to listen at, port 0 for any free one
-    advertise   "host" or "host:port" where others reach this node, if not at what it binds; its shards have ports of their own
+    advertise   "host" or "host:port" where others reach this node, if not at what it binds (for every address: the one that
+                faces the master); its shards have ports of their own
     transports  which may be used, in order of preference, else PRPC_TRANSPORTS ("tcp,shm"), else shared memory, then tcp
     secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
     timeout_s   for the master to answer
@@ -128,7 +131,7 @@ class RpcService:
         self.shards = auto_shards() if shards == "auto" else check_number("shards", shards, 0, SHARDS_MAX)
         chosen = transports_from(transports)
         host, port = host_and_port(bind)
-        host_and_port(master)
+        master_host, master_port = host_and_port(master)
         self._lease_s = LEASE_S if lease_s is None else lease_s
         check_lease(self._lease_s, None)
         self._root = DEFAULT_ROOT if root is None else root
@@ -137,6 +140,8 @@ class RpcService:
         self._secret = secret_from(secret)
         self._limits = limits_from(limits)
         self._tls, self._allow, self._advertise = tls, allow_from(allow), advertise_from(advertise)
+        if self._advertise is None and host in WILDCARDS:
+            self._advertise = address_facing(master_host, master_port)
         self._values = Values(allow_pickle, compression)
         self._timing = Timing(slow_call_s) if timing or slow_call_s is not None else None
         self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()  # by "service/number"
