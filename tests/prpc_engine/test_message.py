@@ -13,6 +13,7 @@ from prpc_engine.message import (
     ITEM,
     NOTIFY,
     OPEN,
+    REPEAT,
     REPLY,
     REQUEST,
     TIMEOUT_S_MAX,
@@ -27,7 +28,7 @@ def test_the_header_is_as_its_table_says() -> None:
 
 
 def test_kinds_and_statuses_are_part_of_the_protocol_and_never_change() -> None:
-    assert (REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert (REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END, REPEAT) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
     assert {status.name: status.value for status in Status} == {
         "UNKNOWN_SERVICE": 1,
         "UNKNOWN_METHOD": 2,
@@ -39,6 +40,7 @@ def test_kinds_and_statuses_are_part_of_the_protocol_and_never_change() -> None:
         "STOPPING": 8,
         "CANCELLED": 9,
         "NOT_ALLOWED": 10,
+        "FORGOTTEN": 11,
     }
 
 
