@@ -17,7 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prpc_engine import RpcClient
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0  # a test that waits longer has failed
@@ -29,6 +32,11 @@ def wait_until(happened: Callable[[], Any], what: str = "it") -> None:
     while not happened():
         assert time.monotonic() < deadline, f"{what} did not come to pass"
         time.sleep(0.002)
+
+
+def wait_connected(client: RpcClient) -> None:
+    """Until what is sent leaves at once: a first call may be answered while the thread that connected still hands on others."""
+    wait_until(lambda: all(route.peer is not None for route in client._routes.values()), "the connection")
 
 
 class ServerProcess:

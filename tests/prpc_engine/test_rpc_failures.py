@@ -18,7 +18,7 @@ import pytest
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import Cancelled, Closed, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
 from tests.prpc_engine.handlers import Handlers
-from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
+from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected, wait_until
 
 # What "quickly" means here: far below the timeouts that would end the wait otherwise, far above what a busy machine takes.
 BOUND_S = 10.0
@@ -43,6 +43,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     ):
         client = service.create_client("test", timeout_s=PATIENCE_S)
         client.call("echo", 0)
+        wait_connected(client)
         yield World(request.param, service, client, master, server)
 
 
