@@ -143,7 +143,7 @@ def test_a_thread_that_waits_in_call_learns_of_the_death_too(world: World, fifo:
         thread.start()
     (peer,) = [route.peer for route in world.client._routes.values()]
     assert peer is not None
-    wait_until(lambda: len(peer.calls.in_flight) == 3)
+    wait_until(lambda: len(peer.calls.in_flight) == 3 and not peer.connection.outbox_messages)
     world.server.kill()
     for thread in threads:
         thread.join(BOUND_S)

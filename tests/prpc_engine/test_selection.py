@@ -23,7 +23,7 @@ from prpc_engine.peer import Peer
 from shard import ClosedError, Limits, RemoteProtocolError, ShmFull, UnreachableError
 from shard.ring import TAIL_WORD
 from shard.transport import shm, shm_connection
-from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_until
+from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_connected, wait_until
 from tests.shard.small_shm import run_with_own_shm
 from tests.transport_contract import World as ShmWorld
 
@@ -289,8 +289,9 @@ def test_calls_that_wait_for_room_when_the_path_breaks_go_over_the_next_and_run_
     limits = Limits(ring_bytes=64 << 10, outbox_messages_max=4096)
     with world(master, transport, transports=[transport], limits=limits) as (service, client):
         client.call("echo", 0)
+        wait_connected(client)
         blocked = client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)  # the server reads nothing more
-        calls = [client.submit("hear", (number, "x" * 4000), timeout_s=PATIENCE_S) for number in range(3000)]
+        calls = [client.submit("hear", (number, "x" * 12_000), timeout_s=PATIENCE_S) for number in range(3000)]
         assert peer_of(service).connection.outbox_messages > 100
         break_it(service)
         Path(fifo).write_text("go on")
