@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prpc_engine import errors
 from prpc_engine.archive import DECODE_ERRORS, Archive
-from prpc_engine.call import CALL_ID_BITS, NEVER, Call, CallTable, Client
+from prpc_engine.call import CALL_ID_BITS, NEVER, TIMEOUT_S, Call, CallTable, Client
 from prpc_engine.context import inherited_s
 from prpc_engine.failures import error_for, failure_message
 from prpc_engine.halves import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
@@ -77,6 +77,9 @@ def wait_in_ms(timeout_s: float | None) -> int:
     if 0.0 <= timeout_s <= TIMEOUT_S_MAX:
         return int(timeout_s * 1000.0) + 1
     raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
+
+
+WAIT_MS = wait_in_ms(TIMEOUT_S)  # of most calls, which have no timeout of their own: worked out once
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class Peer:
         BadArguments, ShmFull."""
         if CONTEXT.value is not None:
             timeout_s = inherited_s(timeout_s, self.reactor.clock)
-        wait_ms = wait_in_ms(timeout_s)
+        wait_ms = WAIT_MS if timeout_s is TIMEOUT_S else wait_in_ms(timeout_s)
         if len(self._in_flight) >= self._calls_max:
             raise self._too_many(method, route)
         body, blocks = self._encode_arguments(arguments)
