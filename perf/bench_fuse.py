@@ -140,7 +140,7 @@ def measure(place: Place, effort: Effort, case: Step, way: str) -> Sample:
             tensors = receive(receiver, keys, step)
             took_ns = time.perf_counter_ns() - start
             messages += receiver.statistics().messages - before
-            wrong += sum(tensor[0] != FIRST_ITEM for tensor in tensors if isinstance(tensor, np.ndarray))
+            wrong += sum(int(tensor[0] != FIRST_ITEM) for tensor in tensors if isinstance(tensor, np.ndarray))
             wrong += len(keys) - len(tensors)
             receiver.cleanup(step)
             step += 1

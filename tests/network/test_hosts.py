@@ -72,6 +72,8 @@ def world(network: Network, lease_s: float) -> Iterator[World]:
     ):
         assert {client.call_to(host, "where") for host in (2, 3)} == {2, 3}
         yield World(network, service, client)
+    # Who still tries to connect gives up by itself, after CONNECT_TIMEOUT_S at the latest.
+    wait_until(lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()), "the end of connectors")
 
 
 def targets(service: RpcService) -> dict[int, int]:
