@@ -8,6 +8,7 @@ import json as json_text
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from perf import harness, machine, plot, report, table
 from perf.targets import judge
@@ -18,6 +19,11 @@ SUBJECTS = (
     *("tensor", "transfer", "fuse", "kv", "checkpoint"),
 )
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's, as JSON has it."""
+    return value.item()
 
 
 def main(
@@ -64,7 +70,7 @@ def main(
             results += measured
             if json:
                 for result in measured:
-                    print(json_text.dumps(report.result_record(result, facts)), flush=True)
+                    print(json_text.dumps(report.result_record(result, facts), default=_plain), flush=True)
             elif not markdown:
                 table.show_case(measured)
     except KeyboardInterrupt:
@@ -75,7 +81,7 @@ def main(
     _, steal_percent = machine.percent_between(before, machine.cpu_seconds())
     if json:
         for verdict in verdicts:
-            print(json_text.dumps(report.verdict_record(verdict, subject)), flush=True)
+            print(json_text.dumps(report.verdict_record(verdict, subject), default=_plain), flush=True)
     elif markdown:
         print(report.markdown(report.records(results, verdicts, facts, subject)))
     else:
