@@ -66,7 +66,7 @@ class Background:
         def work() -> None:
             try:
                 done.set_result(function(*args))
-            except BaseException as error:
+            except BaseException as error:  # whatever it is, a task awaits it, and raises it there
                 done.set_error(error)
 
         self._pool.submit(work)
