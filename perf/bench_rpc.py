@@ -15,6 +15,8 @@ Expected, 64 B, one call at a time:
                     300 (TensorPipe, pickle, a pool of 16 threads).
     Pinned to one core a side, libraries with I/O threads share it between them; `pinned=False` shows that this is not
     what makes them slow.
+    "cache line"    what one line takes there and back between the two cores, just before: on a virtual machine the host moves
+                    them, and a raw socket's round trip is 3, 10 or 30 us with it, parking or polling alike (core_distance.py).
 Expected, 64 calls under way: no waiting, only work: 3 us a call and side, both sides at once: 200 k calls/s or more.
 Expected, idle, parking: both processes sleep in epoll and wake a few times a second for timers: below 0.5 % of a core.
 
@@ -29,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from perf import peers
+from perf import core_distance, peers
 from perf.harness import Candidate, Place, Result, compare
 from perf.machine import process_cpu_s
 from perf.peers import PeerInfo, open_peer
@@ -122,8 +124,9 @@ def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
 
 
 def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, info: PeerInfo) -> Sample:
-    """Time each call; of a client in an asyncio loop, each call that a coroutine awaits."""
+    """Time each call; of a client in an asyncio loop, each call that a coroutine awaits. Figure: cache_line_ns, see the head."""
     payload = _payload(case.size_bytes)
+    cache_line_ns = core_distance.round_trip_ns(place)
     with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
         if peer.round_trip(payload) != payload:
             raise AssertionError(f"{info.name} sent something else back")
@@ -131,6 +134,7 @@ def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, info: Peer
             sample = peer.run(time_in_turn([partial(peer.begin, payload)], effort))[0]
         else:
             sample = time_each(partial(peer.round_trip, payload), effort)
+        sample.figures["cache_line_ns"] = cache_line_ns
         return sample.with_work(bytes_echoed=len(peer.round_trip(payload)))
 
 
@@ -175,6 +179,7 @@ def test_every_candidate_echoes_every_byte() -> None:
         if result.state == "ok":
             assert result.work["bytes_echoed"] == 64
             assert result.ops == TINY.ops_min
+            assert result.figures["cache_line_ns"] > 0
 
 
 def test_calls_under_way_are_all_answered() -> None:

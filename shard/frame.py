@@ -37,8 +37,10 @@ HEADER = struct.Struct("<IHH")
 assert HEADER.size == 8  # the table above
 
 STAGING_BYTES = 256 << 10  # of a decoder of small frames: a batch of them, and bodies up to that size
-# Of one where frames are large: a header and the body; what else comes with them is copied once more into its block.
+# Of one where frames are large: a header and the body ...
 STAGING_BYTES_BULK = 32 << 10
+# ... of which it asks for so much first: a header and most bodies. What else comes with them is copied once more into its block.
+FRONT_BYTES_BULK = 512
 STAGING_ROOM_MIN = 4096  # less free space at its end is made more by moving what is staged to its front
 HEADER_BYTES = HEADER.size
 # With n added, the header of a frame of n bytes without blocks, as one word. It stands in memory like that where the least byte
@@ -81,17 +83,17 @@ def check_blocks(block_bytes: Sequence[int], limits: Limits, error: type[LocalPr
 class FrameDecoder:
     """See the file's head. `allocate(n)` makes the memory for a block of n bytes."""
 
-    def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]], staging_bytes: int = STAGING_BYTES) -> None:
+    def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]], is_bulk: bool = False) -> None:
         self.more = False  # whether more is here than was given out: behind the last frame, or the beginning of one
         self._limits = limits
         self._body_bytes_max = limits.body_bytes_max
         self._allocate = allocate
         # The header with the lengths of all blocks must fit. numpy leaves the memory as the system gives it, where a bytearray
         # writes zeros: pages that no message reaches are never there, and an idle connection costs one or two of them.
-        self._staging_bytes = max(staging_bytes, HEADER_BYTES + 8 * limits.blocks_max)
+        self._staging_bytes = max(STAGING_BYTES_BULK if is_bulk else STAGING_BYTES, HEADER_BYTES + 8 * limits.blocks_max)
         self._staging = np.empty(self._staging_bytes, np.uint8).data
         # No frame that is larger than allowed has room in it, so nothing else looks at the limit on the short way.
-        self.front = self._staging[: HEADER_BYTES + limits.body_bytes_max]
+        self.front = self._staging[: min(FRONT_BYTES_BULK if is_bulk else STAGING_BYTES, HEADER_BYTES + limits.body_bytes_max)]
         self.first_word = self._staging[:HEADER_BYTES].cast("Q")
         self._start = self._end = 0  # staged and not yet consumed
         self._body: memoryview | None = None  # of the frame whose blocks are being received
@@ -104,7 +106,7 @@ class FrameDecoder:
         if self._filling is not None:
             return self._filling
         if not self._end:
-            return self._staging
+            return self.front
         if self._end == self._staging_bytes or (self._start and self._staging_bytes - self._end < STAGING_ROOM_MIN):
             rest = bytes(self._staging[self._start : self._end])
             self._staging[: len(rest)] = rest

@@ -35,6 +35,12 @@ WARM_TURNS = 4096
 # 3.8 with epoll, 3.4 with recv itself and its BlockingIOError), but each more costs 0.04 us a turn.
 WARM_DESCRIPTORS_MAX = 4
 
+# Looks at all descriptors by epoll after which it is found anew which of them are warm: else one that spoke once would be asked
+# as long as any other speaks, and the crowd of a start would never end. With one look in DESCRIPTOR_TURNS that is some 2 ms.
+RECOUNT_LOOKS = 256
+# A look by epoll takes as long as so many at a source, so a spin without sources has fewer of them.
+COLD_LOOK_COST = 4
+
 # Bounds on one turn, so that nobody starves: steps of tasks, timers, and events of one epoll. Sources bound themselves.
 READY_STEPS_MAX = 64
 TIMERS_MAX = 64
@@ -93,6 +99,7 @@ class Reactor:
         self._warm = select.poll()
         self._warm_descriptors: set[int] = set()
         self._crowded = False  # more spoke lately than may be warm: all are left to epoll
+        self._until_recount = RECOUNT_LOOKS
         self._sources: list[Source] = []
         self._polls: list[Callable[[], int]] = []
         self._queues = ReadyQueues(clock)
@@ -188,15 +195,12 @@ class Reactor:
         heap = self._timers_heap
         if heap and heap[0][0] <= now:
             work += self.timers.fire(now, TIMERS_MAX)
-        if self.warm_turns:
-            self._cool(1)
+        self._until_descriptors -= work or 1
+        if self._until_descriptors < 0 or self.warm_turns or not self._polls:
+            self._until_descriptors = DESCRIPTOR_TURNS
+            if self.warm_turns:
+                self._cool(1)
             work += self._poll_descriptors(0)
-        else:
-            left = self._until_descriptors - (work or 1)
-            if left < 0:
-                left = DESCRIPTOR_TURNS
-                work += self._poll_descriptors(0)
-            self._until_descriptors = left
         if work:
             self.busy_turns += 1
         return work
@@ -205,6 +209,7 @@ class Reactor:
         """Ask the sources alone, and descriptors while they are warm, up to `turns` times until something is found; whether.
 
         What a short wait costs: no clock, no timers, no tasks. Now and then it answers 0 at once, for a whole turn to be due.
+        Where there are no sources, descriptors are all there is to ask; where there are, descriptors are due after a spin.
         """
         if self._ready or self._others or self._spin_work <= 0:
             self._spin_work = SPIN_WORK_MAX
@@ -226,6 +231,9 @@ class Reactor:
                     if work:
                         self._spin_work -= work
                         return 1
+        else:
+            return self._spin_warm(turns // COLD_LOOK_COST)
+        self._until_descriptors = 0
         return 0
 
     def _spin_warm(self, turns: int) -> int:
@@ -255,6 +263,10 @@ class Reactor:
                     self._spin_work -= len(events)
                     return 1
             else:
+                self._until_recount -= 1
+                if self._until_recount <= 0:
+                    self._forget_warm()
+                    look, some_warm = self._warm.poll, False
                 if some_warm:
                     self._until_descriptors = until_all = DESCRIPTOR_TURNS
                 events = look_at_all(0, EVENTS_MAX)
@@ -286,6 +298,7 @@ class Reactor:
 
     def _forget_warm(self) -> None:
         self._crowded = False
+        self._until_recount = RECOUNT_LOOKS
         self._warm_descriptors.clear()
         self._warm = select.poll()
 

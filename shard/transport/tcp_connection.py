@@ -25,7 +25,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from shard.errors import PeerLostError, ShardError
-from shard.frame import STAGING_BYTES_BULK
 from shard.reactor import Reactor
 from shard.slab import Slab
 from shard.timers import Timer
@@ -42,7 +41,7 @@ class BulkLane(SocketLane):
     """A lane beside the first. Owned by its TcpConnection, which gets what comes in and how it ends."""
 
     def __init__(self, sock: socket.socket, owner: TcpConnection, node: Node, slab: Slab) -> None:
-        super().__init__(sock, owner.peer, node, slab, STAGING_BYTES_BULK)
+        super().__init__(sock, owner.peer, node, slab, is_bulk=True)
         self._owner = owner
         self.on_message = self._deliver
         self.on_close = self._ended_by

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shard import Limits, LocalProtocolError, RemoteProtocolError
-from shard.frame import HEADER, HEADER_BYTES, PLAIN, SMALL_HEADERS, STAGING_BYTES, FrameDecoder, encode_header
+from shard.frame import (
+    FRONT_BYTES_BULK,
+    HEADER,
+    HEADER_BYTES,
+    PLAIN,
+    SMALL_HEADERS,
+    STAGING_BYTES,
+    FrameDecoder,
+    encode_header,
+)
 
 LIMITS = Limits(body_bytes_max=1 << 20, blocks_bytes_max=1 << 20, blocks_max=16)
 Message = tuple[bytes, list[bytes]]
@@ -73,6 +82,40 @@ def test_a_frame_cut_at_every_byte_arrives_once_and_whole(message: Message) -> N
     for cut in range(1, len(wire)):
         assert decode(wire, [cut, len(wire)]) == [message]
     assert decode(wire, [1]) == [message]
+
+
+def test_where_frames_are_large_a_block_is_received_in_place_but_for_what_came_with_the_header() -> None:
+    decoder = FrameDecoder(LIMITS, allocate, is_bulk=True)
+    block = np.arange(500_000, dtype=np.uint32).view(np.uint8)[: 1 << 20]
+    wire = wire_of((b"body", [block.tobytes()]))
+    for _ in range(2):
+        first = decoder.destination()
+        assert len(first) == FRONT_BYTES_BULK
+        first[:] = wire[: len(first)]
+        assert decoder.next_frame(len(first)) is None
+        rest = decoder.destination()
+        assert len(first) + len(rest) == len(wire)
+        rest[:] = wire[len(first) :]
+        frame = decoder.next_frame(len(rest))
+        assert frame is not None
+        assert frame[0] == b"body"
+        assert frame[1][0].tobytes() == block.tobytes()
+
+
+def test_where_frames_are_large_a_header_and_a_body_beyond_the_first_bytes_come_through() -> None:
+    message = (bytes(range(256)) * 8, [b"x" * 1000] * 12)
+    wire = wire_of(message)
+    decoder = FrameDecoder(LIMITS, allocate, is_bulk=True)
+    at, frame = 0, None
+    while at < len(wire):
+        assert frame is None
+        destination = decoder.destination()
+        count = min(len(destination), len(wire) - at)
+        destination[:count] = wire[at : at + count]
+        frame = decoder.next_frame(count)
+        at += count
+    assert frame is not None
+    assert (bytes(frame[0]), [each.tobytes() for each in frame[1]]) == message
 
 
 def test_a_frame_that_is_not_whole_gives_nothing() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shard import Reactor
-from shard.reactor import DESCRIPTOR_TURNS, SPIN_WORK_MAX, WARM_DESCRIPTORS_MAX, WARM_TURNS
+from shard.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX, WARM_DESCRIPTORS_MAX, WARM_TURNS
 from tests.helpers import ManualClock
 
 
@@ -34,6 +34,19 @@ class Pipe:
         self.reactor.unwatch(self.reading)
         os.close(self.reading)
         os.close(self.writing)
+
+
+class Silent:
+    """A source that never has anything."""
+
+    def poll(self) -> int:
+        return 0
+
+    def prepare_sleep(self, sleeping: bool) -> float:
+        return 1.0
+
+    def has_work(self) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -120,6 +133,48 @@ def test_a_quiet_one_gets_cold(reactor: Reactor, lively: list[Pipe]) -> None:
     lively[1].write()
     assert reactor.spin(1)
     assert (lively[0].seen, lively[1].seen) == (3, 1)
+
+
+def talk(reactor: Reactor, pipe: Pipe) -> None:
+    """It says one thing after the other, with turns in between that find nothing, until all have been counted anew."""
+    for _ in range(RECOUNT_LOOKS + 2):
+        pipe.write()
+        assert reactor.spin(DESCRIPTOR_TURNS + 1) or reactor.poll(0.0)
+        reactor.spin(DESCRIPTOR_TURNS + 1)
+
+
+def test_one_that_fell_silent_gets_cold_although_another_goes_on_talking(reactor: Reactor, lively: list[Pipe]) -> None:
+    speak(reactor, lively[0], lively[1])
+    talk(reactor, lively[0])
+    assert reactor._warm_descriptors == {lively[0].reading}
+
+
+def test_a_crowd_that_has_dispersed_is_forgotten_while_one_of_it_goes_on_talking(reactor: Reactor, lively: list[Pipe]) -> None:
+    speak(reactor, *lively)
+    assert not reactor._warm_descriptors
+    talk(reactor, lively[0])
+    assert reactor._warm_descriptors == {lively[0].reading}
+
+
+def test_without_sources_every_turn_and_every_look_of_a_spin_asks_the_descriptors_warm_or_not(
+    reactor: Reactor, other: Pipe
+) -> None:
+    reactor._until_descriptors = DESCRIPTOR_TURNS
+    other.write()
+    assert reactor.spin(4)
+    reactor._until_descriptors = DESCRIPTOR_TURNS
+    other.write()
+    assert reactor.poll(0.0)
+    assert not reactor.warm_turns
+
+
+def test_a_spin_that_asked_the_sources_in_vain_makes_descriptors_due_in_the_next_turn(reactor: Reactor, other: Pipe) -> None:
+    reactor.add_source(Silent())
+    reactor._until_descriptors = DESCRIPTOR_TURNS
+    other.write()
+    assert not reactor.spin(DESCRIPTOR_TURNS)
+    assert reactor.poll(0.0)
+    assert other.seen == 1
 
 
 def test_one_that_is_unwatched_is_forgotten_and_its_number_may_be_used_again(reactor: Reactor, lively: list[Pipe]) -> None:
