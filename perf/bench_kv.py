@@ -6,6 +6,8 @@ Expected, beside the same table called in this process with no message at all:
                                   overlap: the slower one's work, 25 us.
     10,000 keys x 16              640 kB of rows, 80 kB of keys: the table's work, 0.5 ms or more, outweighs the
                                   transport, some 0.1 ms for the copies. Over tcp, 0.3 ms more.
+    10,000 keys x 64, of 10 k     the table grows from 2.6 MB, which fits a second-level cache, to 2.6 GB, which fits none: a
+      to 10 M                     key costs three times as much, and no more, as the index is asked in one pass.
     dense 4 MB                    pull: a copy by the table, sent by reference: 0.5 ms. push: one copy to send, one pass
                                   of the optimizer: 1.5 ms. push_pull: both.
     100,000 keys x 64, of 10 M    25.6 MB of rows, each with its cache misses in 2.6 GB: 5 ms to gather, twice that to change.
@@ -32,7 +34,7 @@ from perf.peers.face import WAIT_S_MAX
 from perf.peers.prpc import only_core, serve_master
 from perf.targets import Target
 from perf.timing import FULL, TINY, Effort, Sample, time_each, time_many
-from prpc_engine.kv import Constant, KVServer, KVShard, KVWorker, Sgd
+from prpc_engine.kv import Constant, Sgd, TableServer, TableShard, TableWorker
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec
 
 NAME = "kv"
@@ -93,6 +95,7 @@ CASES: list[Case] = [
     Sparse("pull", 10_000, 16),
     Sparse("push", 10_000, 16),
     Sparse("push_pull", 10_000, 16),
+    *(Sparse(verb, 10_000, 64, keys_in_table=10**power) for power in (4, 5, 6, 7) for verb in ("pull", "push")),
     LARGE_PULL,
     LARGE_PUSH,
     Dense("pull", 1000),
@@ -121,7 +124,7 @@ def serve(announce: Announce, master: str, transport: str) -> None:
     """A key-value server, until SIGTERM."""
     stop = StopRequest()
     with prpc_engine.RpcService(master=master, polling=True, transports=[transport], pin=only_core()) as service:
-        KVServer(service)
+        TableServer(service)
         announce(service.rank)
         while not stop.asked:
             service.serve_forever(timeout_s=STOP_LOOK_S)
@@ -134,7 +137,7 @@ def measure(place: Place, effort: Effort, case: Case, transport: str) -> Sample:
         place.serve(serve, master, transport),
         prpc_engine.RpcService(master=master, polling=True, transports=[transport], pin=only_core()) as service,
     ):
-        worker: Any = KVWorker(service, timeout_s=WAIT_S_MAX)
+        worker: Any = TableWorker(service, timeout_s=WAIT_S_MAX)
         optimizer = Sgd(learning_rate=LEARNING_RATE)
         if isinstance(case, Sparse):
             worker.create_sparse(TABLE, case.dim, optimizer)
@@ -151,7 +154,7 @@ def measure(place: Place, effort: Effort, case: Case, transport: str) -> Sample:
 
 def measure_table(place: Place, effort: Effort, case: Case) -> Sample:
     """The server's object, called as the server would call it, in this process."""
-    table = KVShard()
+    table = TableShard()
     optimizer = Sgd(learning_rate=LEARNING_RATE)
     if isinstance(case, Sparse):
         table.create_table(SparseSpec(TABLE, 0, 1, optimizer, Constant(), case.dim).to_dict())

@@ -5,6 +5,7 @@
     <state>    float32[rows, dim]  one for each state array of the optimizer, under its name there
     row_steps  float32[rows, 1]    gradients that the row has had, where the optimizer looks at that; exact to 2**24, stays there
     stamps     int64[rows, 1]      when the row was last used, where rows are evicted
+    changes    uint32[rows, 1]     when the row was last changed, while that is tracked (changes.py)
 
 Invariant: rows are exactly 0..len-1, and the index says of keys[r] that it is in r. When rows go, the last ones move into
 the gaps: so nothing has to know of gaps, and a table that has shrunk is read as fast as a new one.
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from prpc_engine.errors import BadArguments
+from prpc_engine.kv.changes import Changes
 from prpc_engine.kv.index import KeyIndex
 from prpc_engine.kv.initializer import Initializer
 from prpc_engine.kv.rows import GrowingRows
@@ -46,6 +49,7 @@ class RowStore:
         self.columns = {"keys": self.keys, "values": self.values} | self.state
         if self.row_steps is not None:
             self.columns["row_steps"] = self.row_steps
+        self.changes: Changes | None = None
         self._arrays = [*self.columns.values()] + ([self.stamps] if self.stamps is not None else [])
         self._state_initial = dict(state_initial)
 
@@ -55,7 +59,19 @@ class RowStore:
     @property
     def nbytes(self) -> int:
         """Memory of the rows there are, and of the index."""
-        return self.index.nbytes + sum(array.nbytes for array in self._arrays)
+        named = self.changes.nbytes if self.changes is not None else 0
+        return self.index.nbytes + named + sum(array.nbytes for array in self._arrays)
+
+    def track_changes(self, tracked: bool) -> None:
+        """Begin to know what changes from now on, or stop; what is already as asked goes on."""
+        if tracked == (self.changes is not None):
+            return
+        if self.changes is None:
+            self.changes = Changes(len(self))
+            self._arrays.append(self.changes.stamps)
+        else:
+            self._arrays.remove(self.changes.stamps)
+            self.changes = None
 
     def add(self, keys: Keys, initializer: Initializer) -> Rows:
         """Give each key of `keys` (absent, none twice) the next row, as `initializer` says, and return the rows: int64[n]."""
@@ -68,7 +84,6 @@ class RowStore:
             self.state[name].array[first:] = initial
         if self.row_steps is not None:
             self.row_steps.array[first:] = 0
-        self.index.insert(keys, rows)
         return rows
 
     def remove(self, rows: Rows, before_change: Callable[[Rows], None] | None) -> None:
@@ -79,7 +94,10 @@ class RowStore:
         moving, gaps = length + np.flatnonzero(stays), rows[rows < length]
         if before_change is not None:
             before_change(np.concatenate([gaps, np.arange(length, len(self))]))
-        self.index.remove(self.keys.array[rows, 0])
+        gone = self.keys.array[rows, 0]
+        if self.changes is not None:
+            self.changes.remove(gone)
+        self.index.remove(gone)
         self.index.renumber(self.keys.array[moving, 0], gaps)
         for array in self._arrays:
             for begin in range(0, len(gaps), self.block_rows):
@@ -93,17 +111,25 @@ class RowStore:
         rows = self.index.lookup(keys)
         absent = np.flatnonzero(rows < 0)
         rows[absent] = self._append(keys[absent])
-        self.index.insert(keys[absent], rows[absent])
+        there = slice(rows[0], rows[0] + len(rows)) if len(absent) == len(rows) > 0 else rows  # new ones lie in a row
         for name, array in self.columns.items():
-            array.array[rows] = piece[name]
+            array.array[there] = piece[name]
+        if self.changes is not None:
+            self.changes.mark(rows)
         return rows
 
     def _append(self, keys: Keys) -> Rows:
-        """Rows for these keys (absent, none twice), for the caller to fill and to put into the index."""
+        """Rows for these keys (absent, none twice), for the caller to fill. MemoryError, BadArguments: all is as it was."""
         first = len(self)
-        for array in self._arrays:
-            array.extend(first + len(keys) - len(array))  # before anything else, so that a full memory leaves all as it was
         rows = np.arange(first, first + len(keys))
+        try:
+            for array in self._arrays:
+                array.extend(len(keys))
+            self.index.insert(keys, rows)
+        except (MemoryError, BadArguments):
+            for array in self._arrays:
+                array.truncate(first)
+            raise
         self.keys.array[first:, 0] = keys
         return rows
 

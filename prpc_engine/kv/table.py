@@ -7,7 +7,8 @@ gives out its own memory, except to who saves it:
     columns()         the live arrays by name, axis 0 counts rows: what a checkpoint holds of the table, with
     scalars()         what there is one of
     before_change     when set, called before rows change: with their numbers, each once, or None for all
-    load(), load_scalars()   put back what columns() and scalars() gave
+    load(), load_scalars()   put back what columns() and scalars() gave; a dense table's columns are written to instead
+    track_changes(), changes, remove()   of a sparse table: which rows changed since the last save, and keys that went
 
 A step is a push: the learning rate's schedule goes by the pushes that this table has applied before.
 """
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prpc_engine.kv.admission import Admission, Doorkeeper
+from prpc_engine.kv.changes import Changes
 from prpc_engine.kv.checks import check_keys
 from prpc_engine.kv.compression import Compressor, received
 from prpc_engine.kv.duplicates import sum_duplicates
@@ -122,17 +124,15 @@ class DenseTable:
         return TableStatistics(rows, size, self._pulls, self._pushes, rows * self._pulls, rows * self._pushes)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """What there is an entry for each element of: "values", and the optimizer's state. Live: not to be written."""
+        """What there is an entry for each element of: "values", and the optimizer's state.
+
+        Live: to be written to by who restores it only.
+        """
         return {"values": self.values} | self._state
 
     def scalars(self) -> dict[str, float]:
         """The steps."""
         return {"steps": self._steps}
-
-    def load(self, begin: int, piece: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Put rows of columns() at row `begin` of this slice."""
-        for name, array in self.columns().items():
-            array[begin : begin + len(piece[name])] = piece[name]
 
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
         """The greater of these steps and its own: several saved slices may come together in one table."""
@@ -210,6 +210,8 @@ class SparseTable:
         if self.before_change is not None:
             self.before_change(rows)
         store, optimizer = self._store, self._optimizer
+        if store.changes is not None:
+            store.changes.mark(rows)
         rate = optimizer.rate_at(self._steps)
         self._steps += 1
         for begin in range(0, len(rows), store.block_rows):
@@ -248,6 +250,20 @@ class SparseTable:
     def scalars(self) -> dict[str, float]:
         """The steps."""
         return {"steps": self._steps}
+
+    def track_changes(self, tracked: bool) -> None:
+        """Keep `changes` from now on, at the cost of 4 bytes a row and one scatter a push; or not any more."""
+        self._store.track_changes(tracked)
+
+    @property
+    def changes(self) -> Changes | None:
+        """What has changed, while it is tracked."""
+        return self._store.changes
+
+    def remove(self, keys: Keys) -> None:
+        """Forget the rows of these keys, where they have one; none twice."""
+        rows = self._store.index.lookup(keys)
+        self._store.remove(rows[rows >= 0], self.before_change)
 
     def load(self, piece: Mapping[str, npt.NDArray[Any]]) -> None:
         """Put rows of columns() here, whatever admission and bounds say; they count as just used."""

@@ -3,6 +3,8 @@
     rows of the table at the cut     0 ... read ... rows
                                      read already   to be read: a push that changes such a row first has its old content kept
 
+An incremental checkpoint reads some of the rows only: then "rows" are counted within those, which ascend.
+
 A piece is what the table holds now, with the kept rows laid over it. So a push costs one copy of the rows it changes, the first
 time that it changes them during a save, and nothing else; memory is bounded by the table's own size, and reached only when
 every row is changed before it is read. A dense push changes all rows: the first one during a save keeps what is left to read.
@@ -17,6 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from prpc_engine.kv.changes import Changed
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -42,17 +46,23 @@ class Table(Protocol):
 
 
 class TableCut:
-    """See the file's head. Owned by one save, which calls close(); a table has one cut at a time."""
+    """See the file's head. Owned by one save, which calls close(); a table has one cut at a time.
 
-    def __init__(self, table: Table) -> None:
+    changed: the rows to read of a sparse table; None: all. `removed`: the keys that it names beside, None without it.
+    """
+
+    def __init__(self, table: Table, changed: Changed | None = None) -> None:
         assert table.before_change is None, "a table has one cut at a time"
         self._table = table
         columns = table.columns()
         self.scalars = table.scalars()
-        self.shapes = {name: array.shape for name, array in columns.items()}
+        self._chosen = chosen = changed.rows if changed is not None else None
+        self.removed = changed.removed if changed is not None else None
+        rows = () if chosen is None else (len(chosen),)
+        self.shapes = {name: (rows or array.shape[:1]) + array.shape[1:] for name, array in columns.items()}
         self.dtypes = {name: array.dtype for name, array in columns.items()}
         self._is_dense = "keys" not in columns
-        self.rows = len(self._rows_of(columns)["values"])
+        self.rows = len(self._rows_of(columns)["values"]) if chosen is None else len(chosen)
         self.row_bytes = sum(array[:1].nbytes for array in self._rows_of(columns).values()) or 1
         self._read = 0
         self._kept = 0
@@ -76,9 +86,14 @@ class TableCut:
             for name, array in self._rest.items():
                 piece[name][:] = array[begin - self._rest_begin : end - self._rest_begin]
         else:
-            for name, array in self._rows_of(self._table.columns()).items():
-                there = array[begin:end]
-                piece[name][: len(there)] = there  # a table that shrank has kept what it lost
+            for name, array in self._rows_of(self._table.columns()).items():  # a table that shrank has kept what it lost
+                if self._chosen is None:
+                    there = array[begin:end]
+                    piece[name][: len(there)] = there
+                else:
+                    rows = self._chosen[begin:end]
+                    rows = rows[: np.searchsorted(rows, len(array))]
+                    np.take(array, rows, axis=0, out=piece[name][: len(rows)], mode="clip")  # else take() makes a copy first
             if self._places is not None:
                 self._lay_kept_over(piece, self._places[begin:end])
         self._read = end
@@ -112,9 +127,17 @@ class TableCut:
     def _keep_rows(self, rows: Rows) -> None:
         if self._places is None:
             self._places = np.zeros(self.rows, np.uint32)
-        rows = rows[(rows >= self._read) & (rows < self.rows)]
-        rows = rows[self._places[rows] == 0]
-        self._places[rows] = np.arange(self._kept + 1, self._kept + 1 + len(rows), dtype=np.uint32)
+        numbers = rows  # as read() counts them
+        if self._chosen is not None:
+            numbers = np.searchsorted(self._chosen, rows)
+            is_chosen = numbers < self.rows
+            is_chosen[is_chosen] = self._chosen[numbers[is_chosen]] == rows[is_chosen]
+            rows, numbers = rows[is_chosen], numbers[is_chosen]
+        unread = (numbers >= self._read) & (numbers < self.rows)
+        rows, numbers = rows[unread], numbers[unread]
+        fresh = self._places[numbers] == 0
+        rows, numbers = rows[fresh], numbers[fresh]
+        self._places[numbers] = np.arange(self._kept + 1, self._kept + 1 + len(rows), dtype=np.uint32)
         columns = self._table.columns()
         done = 0
         while done < len(rows):

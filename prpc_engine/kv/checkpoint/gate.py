@@ -1,6 +1,6 @@
 """A table whose pushes wait, so that all servers can be cut at one moment.
 
-While a KVShard is held its tables stand behind these, in the dicts where its methods look them up: the path of a push that
+While a TableShard is held its tables stand behind these, in the dicts where its methods look them up: the path of a push that
 nobody holds pays nothing for it. Pulls pass: what they see is what the cut will have.
 """
 
@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from prpc_engine.deferred import Deferred
 from prpc_engine.kv.table import DenseTable, SparseTable, TableStatistics
+from shard import CONTEXT, Future
 
 Table = TypeVar("Table", SparseTable, DenseTable)
-Waiting = deque[tuple[Deferred, Callable[..., Any], tuple[Any, ...]]]
+Waiting = deque[tuple[Deferred, Any, Callable[..., Any], tuple[Any, ...]]]  # answer, who asks, what to run
 
 
 class HeldTable(Generic[Table]):
@@ -36,17 +37,40 @@ class HeldTable(Generic[Table]):
 
     def _later(self, function: Callable[..., Any], arrays: tuple[Any, ...]) -> Deferred:
         answer = Deferred()
-        self._waiting.append((answer, function, arrays))
+        self._waiting.append((answer, CONTEXT.value, function, arrays))
         return answer
 
 
 def release(waiting: Waiting) -> None:
-    """Run what waits, in order, and answer each."""
-    while waiting:
-        answer, function, arrays = waiting.popleft()
-        if answer.done():
-            continue  # its caller gave it up: it has not run, as after a deadline before execution
-        try:
-            answer.reply(function(*arrays))
-        except Exception as error:
+    """Run what waits, in order, each on behalf of who asked for it, and answer it."""
+    outer = CONTEXT.value
+    try:
+        while waiting:
+            answer, CONTEXT.value, function, arrays = waiting.popleft()
+            if answer.done():
+                continue  # its caller gave it up: it has not run, as after a deadline before execution
+            try:
+                value = function(*arrays)
+            except Exception as error:
+                answer.fail(error)
+                continue
+            if isinstance(value, Deferred):
+                _hand_on(value, answer)
+            else:
+                answer.reply(value)
+    finally:
+        CONTEXT.value = outer
+
+
+def _hand_on(inner: Deferred, answer: Deferred) -> None:
+    """A table that waits for other workers answers later still: as it does; and it is told when its caller gives up."""
+
+    def answered(done: Future) -> None:
+        error = done.error()
+        if error is not None:
             answer.fail(error)
+        else:
+            answer.reply(done.result())
+
+    inner.add_done_callback(answered)
+    answer.add_done_callback(lambda done: inner.cancel())

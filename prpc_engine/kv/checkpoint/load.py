@@ -1,7 +1,8 @@
 """Checkpoints from a folder: which are whole, and the rows that one server of any number of them owns.
 
-A checkpoint is used only after every byte of it was compared with its checksum; one that is refused is named with the reason
-in a warning, and the one before it is tried. Nothing in the files is code. Reads are of PIECE_BYTES at a time.
+A checkpoint is used only after every byte of it, and of what it lies over, was compared with its checksum; one that is refused is
+named with the reason in a warning, and the one before it is tried. Nothing in the files is code. Rows are read PIECE_BYTES at a
+time, at offsets that the manifest tells; a dense tensor's go to where they belong at once.
 """
 
 from __future__ import annotations
@@ -9,30 +10,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from prpc_engine.kv import partition
-from prpc_engine.kv.checkpoint.manifest import (
-    FINAL_NAME,
-    MANIFEST,
-    MANIFEST_BYTES_MAX,
-    TYPE_CODES,
-    UNFINISHED_NAME,
-    CheckpointError,
-    Manifest,
-    TableFile,
-    decode,
-)
+from prpc_engine.kv.checkpoint.chain import layers
+from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, TYPE_CODES, UNFINISHED_NAME, CheckpointError, StoredFile, TableFile
+from prpc_engine.kv.checkpoint.read import Link, check_bytes, read_chain, read_manifest
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 2 << 20  # read into memory that stays in the second-level cache, from there to the rows
+NUMPY_NAMES = {code: name for name, code in TYPE_CODES.items()}
+Array = npt.NDArray[Any]
 logger = logging.getLogger("prpc")
 
 
@@ -65,124 +60,159 @@ def latest(folder: str | os.PathLike[str]) -> Finding:
     raise CheckpointError(f"no whole checkpoint in {folder}; {'; '.join(refused) or 'there is none at all'}")
 
 
+def newest(folder: Path) -> Link | None:
+    """The one that was saved last, by its name: for who lays another over it. None: there is none, or its manifest is damaged."""
+    try:
+        names = [path.name for path in folder.iterdir() if FINAL_NAME.fullmatch(path.name)]
+        return read_manifest(folder / max(names)) if names else None
+    except (OSError, CheckpointError):
+        return None
+
+
 def _findings(folder: Path) -> Iterator[Finding]:
     try:
         names = sorted((path.name for path in folder.iterdir()), reverse=True)  # unfinished ones come first, then the newest
     except OSError as error:
         raise CheckpointError(f"the checkpoint folder {folder} cannot be read: {error.strerror}") from error
+    known: dict[str, str] = {}  # bytes are compared once, however many lie over them
     for name in names:
         match = FINAL_NAME.fullmatch(name)
         if match:
-            yield Finding(folder / name, int(match[2]), _fault(folder / name, int(match[2])))
+            yield Finding(folder / name, int(match[2]), _fault(folder / name, int(match[2]), known))
         elif UNFINISHED_NAME.fullmatch(name):
             yield Finding(folder / name, -1, "it was never finished")
 
 
-def _fault(path: Path, step: int) -> str:
+def _fault(path: Path, step: int, known: dict[str, str]) -> str:
     try:
-        manifest = read_manifest(path)
-        if manifest.step != step:
-            return f"its manifest is of step {manifest.step}"
-        for table in manifest.files():
-            _check_bytes(path, table)
+        chain = read_chain(path)
+        if chain[0].manifest.step != step:
+            return f"its manifest is of step {chain[0].manifest.step}"
+        layers([link.manifest for link in chain])
+    except CheckpointError as error:
+        return str(error)
+    for link in chain:
+        fault = known.get(link.path.name)
+        if fault is None:
+            fault = known[link.path.name] = _fault_in_bytes(link)
+        if fault:
+            return fault if link is chain[0] else f"its base {link.path.name} cannot be used: {fault}"
+    return ""
+
+
+def _fault_in_bytes(link: Link) -> str:
+    try:
+        for stored in link.manifest.stored():
+            check_bytes(link.path, stored)
     except CheckpointError as error:
         return str(error)
     return ""
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Of the checkpoint at `path`. Raises CheckpointError."""
-    try:
-        with open(path / MANIFEST, "rb") as file:
-            data = file.read(MANIFEST_BYTES_MAX + 1)
-    except OSError as error:
-        raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror}") from error
-    if len(data) > MANIFEST_BYTES_MAX:
-        raise CheckpointError(f"{MANIFEST} has more than {MANIFEST_BYTES_MAX} bytes, which are allowed")
-    return decode(data)
-
-
-def _check_bytes(path: Path, table: TableFile) -> None:
-    """Compare size and checksums. Raises CheckpointError."""
-    buffer = memoryview(bytearray(PIECE_BYTES))
-    regions = [("header", table.header_bytes, table.header_crc32)]
-    regions += [(f"column {column.name!r}", column.nbytes, column.crc32) for column in table.columns]
-    try:
-        with open(path / table.file, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != table.nbytes:
-                raise CheckpointError(f"{table.file} has {size} bytes, {table.nbytes} were written")
-            for what, left, crc_written in regions:
-                crc = 0
-                while left:
-                    count = file.readinto(buffer[: min(left, PIECE_BYTES)])
-                    if not count:
-                        raise CheckpointError(f"{table.file} became shorter while it was read")
-                    crc = zlib.crc32(buffer[:count], crc)
-                    left -= count
-                if crc != crc_written:
-                    raise CheckpointError(f"{table.file} is damaged: the checksum of its {what} is wrong")
-    except OSError as error:
-        raise CheckpointError(f"{table.file} cannot be read: {error.strerror}") from error
-
-
 def load_tables(path: Path, wanted: Mapping[str, TableSpec]) -> dict[str, SparseTable | DenseTable]:
     """New tables as `wanted` cuts them up, with what the checkpoint at `path` (found whole before) has for them."""
     tables = {name: spec.make() for name, spec in wanted.items()}
-    for file in read_manifest(path).files():
-        saved = from_dict(file.spec)
+    chain = read_chain(path)
+    for pile in layers([link.manifest for link in chain]):
+        saved = from_dict(pile[0][1].spec)
         table, spec = tables.get(saved.table), wanted.get(saved.table)
-        if isinstance(table, SparseTable) and isinstance(spec, SparseSpec):
-            _load_sparse(path, file, table, spec)
-        elif isinstance(table, DenseTable) and isinstance(spec, DenseSpec) and isinstance(saved, DenseSpec):
-            _load_dense(path, file, table, spec, saved)
+        for number, file in pile:
+            if isinstance(table, SparseTable) and isinstance(spec, SparseSpec):
+                _load_sparse(chain[number].path, file, table, spec, saved)
+            elif isinstance(table, DenseTable) and isinstance(spec, DenseSpec) and isinstance(saved, DenseSpec):
+                _load_dense(chain[number].path, file, table, spec, saved)
     return tables
 
 
-def _load_sparse(path: Path, file: TableFile, table: SparseTable, spec: SparseSpec) -> None:
-    with _opened(path, file, table) as slices:
-        rows = file.columns[0].shape[0]
-        for begin, end in _pieces(rows, file):
-            piece = {name: each[begin:end] for name, each in slices.items()}
-            mine = np.flatnonzero(partition.owner_of(piece["keys"], spec.partitions) == spec.partition)
-            if len(mine):
-                table.load({name: array if len(mine) == len(array) else array[mine] for name, array in piece.items()})
-        table.load_scalars(file.scalars)
+def load_extras(path: Path, part: int, parts: int) -> list[dict[str, Array]]:
+    """What the servers that saved had besides tables: of as many as are now that of the same one, else that of all."""
+    link = read_manifest(path)
+    same = len(link.manifest.parts) == parts
+    found = []
+    for each in link.manifest.parts:
+        if each.extras is not None and (each.part == part or not same):
+            with _opened(path, each.extras) as read_rows:
+                arrays = {column.name: np.empty(column.shape, NUMPY_NAMES[column.type_code]) for column in each.extras.columns}
+                for name, array in arrays.items():
+                    read_rows(name, 0, array)
+                found.append(arrays)
+    return found
+
+
+def _load_sparse(path: Path, file: TableFile, table: SparseTable, spec: SparseSpec, saved: TableSpec) -> None:
+    """Rows of other partitions are left out. A file of as many partitions is this one's or not, as a whole."""
+    is_alike = saved.partitions == spec.partitions
+    if is_alike and saved.partition != spec.partition:
+        return
+    own = _columns_of(table, file)
+    rows = file.columns[0].shape[0]
+    step = max(1, PIECE_BYTES // max(1, sum(array[:1].nbytes for array in own.values())))
+    buffers = {name: np.empty((min(step, rows), *array.shape[1:]), array.dtype) for name, array in own.items()}
+    del own  # who keeps a view of a table's rows makes them be copied when they grow
+    with _opened(path, file) as read_rows:
+        if file.removed is not None:
+            removed = np.empty(file.removed.shape, np.int64)
+            read_rows(file.removed.name, 0, removed)
+            table.remove(np.unique(removed))
+        for begin in range(0, rows, step):
+            piece = {name: buffer[: rows - begin] for name, buffer in buffers.items()}
+            for name, array in piece.items():
+                read_rows(name, begin, array)
+            if not is_alike:
+                mine = np.flatnonzero(partition.owner_of(piece["keys"], spec.partitions) == spec.partition)
+                piece = {name: array[mine] for name, array in piece.items()}
+            table.load(piece)
+    table.load_scalars(file.scalars)
 
 
 def _load_dense(path: Path, file: TableFile, table: DenseTable, spec: DenseSpec, saved: DenseSpec) -> None:
     first, last = max(spec.begin, saved.begin), min(spec.end, saved.end)
-    with _opened(path, file, table) as slices:
-        for begin, end in _pieces(max(0, last - first), file):
-            at = first + begin - saved.begin
-            table.load(first + begin - spec.begin, {name: each[at : at + end - begin] for name, each in slices.items()})
-        table.load_scalars(file.scalars)
+    own = _columns_of(table, file)
+    with _opened(path, file) as read_rows:
+        if first < last:
+            for name, array in own.items():
+                read_rows(name, first - saved.begin, array[first - spec.begin : last - spec.begin])
+    table.load_scalars(file.scalars)
 
 
-def _pieces(rows: int, file: TableFile) -> Iterator[tuple[int, int]]:
-    row_bytes = max(1, sum(column.nbytes // max(1, column.shape[0]) for column in file.columns))
-    step = max(1, PIECE_BYTES // row_bytes)
-    for begin in range(0, rows, step):
-        yield begin, min(begin + step, rows)
+def _columns_of(table: SparseTable | DenseTable, file: TableFile) -> dict[str, Array]:
+    """The live arrays of `table`, when the file has the same. Raises CheckpointError."""
+    own = table.columns()
+    have = {column.name: (column.type_code, column.shape[1:]) for column in file.columns}
+    wanted = {name: (TYPE_CODES[array.dtype.name], array.shape[1:]) for name, array in own.items()}
+    if have != wanted:
+        raise CheckpointError(f"{file.file} has the columns {have}, the table has {wanted}: another version wrote it")
+    return own
+
+
+class ReadRows(Protocol):
+    """Fill `into` with rows of a column, from row `begin` on."""
+
+    def __call__(self, column: str, begin: int, into: Array) -> None: ...
 
 
 @contextlib.contextmanager
-def _opened(path: Path, file: TableFile, table: SparseTable | DenseTable) -> Iterator[dict[str, Any]]:
-    """The slices of a file by column, when they are what `table` consists of. Raises CheckpointError."""
+def _opened(path: Path, stored: StoredFile) -> Iterator[ReadRows]:
+    """What reads a file that is as the manifest says. Raises CheckpointError."""
+    starts, at = {}, stored.header_bytes
+    for column in stored.stored():
+        starts[column.name] = at
+        at += column.nbytes
+
+    def read_rows(column: str, begin: int, into: Array) -> None:
+        left = into.reshape(-1).view(np.uint8).data
+        at = starts[column] + begin * (into.nbytes // max(1, len(into)))
+        while left:
+            count = os.preadv(fd, [left], at)
+            if not count:
+                raise CheckpointError(f"{stored.file} became shorter while it was read")
+            left, at = left[count:], at + count
+
     try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise CheckpointError("reading checkpoints needs the package safetensors: pip install 'prpc[checkpoint]'") from error
-    have = {column.name: column.type_code for column in file.columns}
-    own = {name: TYPE_CODES[array.dtype.name] for name, array in table.columns().items()}
-    if have != own:
-        raise CheckpointError(f"{file.file} has the columns {have}, the table has {own}: another version wrote it")
-    try:
-        with safe_open(str(path / file.file), framework="numpy") as tensors:
-            slices = {name: tensors.get_slice(name) for name in have}
-            for column in file.columns:
-                if tuple(slices[column.name].get_shape()) != column.shape:
-                    raise CheckpointError(f"{file.file}: column {column.name!r} has another shape than the manifest says")
-            yield slices
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file.file} cannot be read: {error}") from error
+        fd = os.open(path / stored.file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield read_rows
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise CheckpointError(f"{stored.file} cannot be read: {error.strerror}") from error

@@ -3,7 +3,9 @@
     folder/                              one job's checkpoints, on a file system that every server sees
         unfinished-<save id>/            being written, or left by a save that was killed: never read
         checkpoint-<sequence>-<step>/    whole: the rename to this name is the moment that it counts
-            part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse), "values", and the optimizer's state
+            part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse), "values", and the optimizer's state;
+                                             or of these the rows that changed since the base, and "removed", keys that went
+            part-<p>-extras.safetensors      whatever else server p has that belongs to the same moment, under its own names
             manifest.json                    written last
 
     manifest.json   one line of JSON (struct Manifest), "\n", CRC-32 of that line as 8 hexadecimal digits, "\n"
@@ -24,13 +26,15 @@ import msgspec
 from prpc_engine.errors import ConfigError, RpcError
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 
-FORMAT = 1
+FORMAT = 2
+FORMATS_READ = (1, 2)  # 1 had neither base nor extras
 MANIFEST = "manifest.json"
+REMOVED = "removed"
 MANIFEST_BYTES_MAX = 256 << 20  # some 500 bytes a table and server
 STEP_MAX = 10**12 - 1
 FINAL_NAME = re.compile(r"checkpoint-(\d{8})-(\d{12})")
 UNFINISHED_NAME = re.compile(r"unfinished-[0-9a-f]{16}")
-FILE_NAME = re.compile(r"part-\d{5}-table-\d{5}\.safetensors")
+FILE_NAME = re.compile(r"part-\d{5}-(table-\d{5}|extras)\.safetensors")
 # The names of safetensors for numpy's types; those are what tables hold.
 TYPE_CODES = {
     "bool": "BOOL",
@@ -69,20 +73,33 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return TYPE_BYTES[self.type_code] * prod(self.shape)
 
 
-class TableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of one server: header, then the columns' data in this order without gaps."""
+class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Header, then the data of stored() in this order without gaps."""
 
     file: str
-    spec: dict[str, Any]
-    scalars: dict[str, float]
     header_bytes: int
     header_crc32: int
     columns: tuple[Column, ...]
 
+    def stored(self) -> tuple[Column, ...]:
+        """All tensors."""
+        return self.columns
+
     @property
     def nbytes(self) -> int:
         """Of the file."""
-        return self.header_bytes + sum(column.nbytes for column in self.columns)
+        return self.header_bytes + sum(column.nbytes for column in self.stored())
+
+
+class TableFile(StoredFile, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One table of one server. removed: keys to remove from what the base has, before the rows are stored; None: it is full."""
+
+    spec: dict[str, Any]
+    scalars: dict[str, float]
+    removed: Column | None = None
+
+    def stored(self) -> tuple[Column, ...]:
+        return self.columns if self.removed is None else (*self.columns, self.removed)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +107,15 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     part: int
     tables: tuple[TableFile, ...]
+    extras: StoredFile | None = None
+
+
+class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint that another is laid over: its folder's name, the CRC-32 of its manifest's line, the links that it is over."""
+
+    name: str
+    crc32: int
+    links: int
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,10 +124,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     step: int
     parts: tuple[Part, ...]
+    base: Base | None = None
+
+    @property
+    def links(self) -> int:
+        """The checkpoints that it lies over."""
+        return self.base.links + 1 if self.base is not None else 0
 
     def files(self) -> list[TableFile]:
-        """Of all parts."""
+        """The tables of all parts."""
         return [table for part in self.parts for table in part.tables]
+
+    def stored(self) -> list[StoredFile]:
+        """All files of all parts."""
+        return [*self.files(), *(part.extras for part in self.parts if part.extras is not None)]
 
     def specs(self) -> dict[str, list[TableSpec]]:
         """{table: what each server had of it}."""
@@ -122,8 +158,14 @@ def check_step(step: object) -> int:
 def encode(manifest: Manifest) -> bytes:
     """The file's bytes. Raises CheckpointError when it is not whole."""
     check(manifest)
+    assert manifest.format == FORMAT
     line = msgspec.json.encode(manifest)
     return line + b"\n%08x\n" % zlib.crc32(line)
+
+
+def line_crc32(data: bytes) -> int:
+    """By which a manifest is known that has these bytes."""
+    return zlib.crc32(data.partition(b"\n")[0])
 
 
 def decode(data: bytes) -> Manifest:
@@ -133,8 +175,8 @@ def decode(data: bytes) -> Manifest:
         raise CheckpointError(f"{MANIFEST} is torn or damaged: its checksum does not fit its {len(data)} bytes")
     try:
         found = msgspec.json.decode(line)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise CheckpointError(f"{MANIFEST} is none that this version reads: format {FORMAT} is allowed")
+        if not isinstance(found, dict) or found.get("format") not in FORMATS_READ:
+            raise CheckpointError(f"{MANIFEST} is none that this version reads: formats {FORMATS_READ} are allowed")
         manifest = msgspec.convert(found, Manifest, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST} is no manifest of key-value tables: {error}") from error
@@ -148,11 +190,15 @@ def check(manifest: Manifest) -> None:
     if not numbers or numbers != list(range(len(numbers))):
         raise CheckpointError(f"the parts are {numbers}, 0, 1, 2, ... is allowed: a server's part is missing or there twice")
     names: set[str] = set()
+    if manifest.base is not None and (not FINAL_NAME.fullmatch(manifest.base.name) or manifest.base.links < 0):
+        raise CheckpointError(f"base {manifest.base.name!r}: the name of a checkpoint beside this one is allowed")
     for each in manifest.files():
-        _check_file(each)
-        if each.file in names:
-            raise CheckpointError(f"two tables have the file {each.file!r}")
-        names.add(each.file)
+        _check_table_file(each, manifest.base is not None)
+    for stored in manifest.stored():
+        _check_file(stored)
+        if stored.file in names:
+            raise CheckpointError(f"file {stored.file!r} is named twice")
+        names.add(stored.file)
     try:
         specs = manifest.specs()
     except ConfigError as error:
@@ -161,16 +207,23 @@ def check(manifest: Manifest) -> None:
         _check_table(table, parts)
 
 
-def _check_file(each: TableFile) -> None:
+def _check_file(each: StoredFile) -> None:
     if not FILE_NAME.fullmatch(each.file):
         raise CheckpointError(f"file name {each.file!r}: part-00000-table-00000.safetensors is allowed")
-    if each.header_bytes < 8 or not each.columns or len({column.name for column in each.columns}) != len(each.columns):
+    columns = each.stored()
+    if each.header_bytes < 8 or not each.columns or len({column.name for column in columns}) != len(columns):
         raise CheckpointError(f"{each.file}: a header and columns of different names are needed")
-    for column in each.columns:
+    for column in columns:
         if column.type_code not in TYPE_BYTES or not column.shape or min(column.shape) < 0:
             raise CheckpointError(f"{each.file}: column {column.name!r} is {column.type_code}{list(column.shape)}")
-        if column.shape[0] != each.columns[0].shape[0]:
-            raise CheckpointError(f"{each.file}: its columns differ in rows, {column.shape[0]} and {each.columns[0].shape[0]}")
+
+
+def _check_table_file(each: TableFile, has_base: bool) -> None:
+    rows = {column.shape[0] for column in each.columns if column.shape}
+    if len(rows) > 1:
+        raise CheckpointError(f"{each.file}: its columns differ in rows, {sorted(rows)}")
+    if each.removed is not None and (not has_base or each.removed.type_code != "I64" or len(each.removed.shape) != 1):
+        raise CheckpointError(f"{each.file}: changes are of sparse tables, and need a base")
 
 
 def _check_table(table: str, parts: list[TableSpec]) -> None:

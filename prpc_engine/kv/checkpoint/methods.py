@@ -1,9 +1,11 @@
-"""What a KVShard answers about checkpoints: one save, and one restore that has not been swapped in, at a time.
+"""What a TableShard answers about checkpoints: one save, and one restore that has not been swapped in, at a time.
 
     save   worker asks all                    this server
+           checkpoint_newest, of one server   what the folder's next checkpoint may lie over (chain.py), when not all are full
            checkpoint_enter                   pushes wait from now on, pulls go on
            checkpoint_save, once all entered  its tables are cut; pushes that waited run, training goes on; the cut is written
            checkpoint_commit, of one server   once all have written: the checkpoint counts
+           checkpoint_committed               changes are counted from this one on, when not all are full
            checkpoint_release                 instead, when one failed: pushes that still wait run
            checkpoint_abort, of one server    and what was written is removed
 
@@ -28,17 +30,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy.typing as npt
 
 from prpc_engine.context import calling_peer
 from prpc_engine.errors import ConfigError
+from prpc_engine.kv.changes import Changed, Changes
 from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.files import Files, checked_folder
 from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
-from prpc_engine.kv.checkpoint.load import latest, load_tables, read_manifest
-from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, CheckpointError, Part, check_step
+from prpc_engine.kv.checkpoint.load import latest, load_extras, load_tables, newest
+from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, Base, CheckpointError, Part, check_step
+from prpc_engine.kv.checkpoint.read import read_manifest
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
@@ -46,10 +52,13 @@ from prpc_engine.kv.table_spec import TableSpec, from_dict
 # A worker that is there needs one round to all servers between enter and cut; this is for one that is stopped or far away.
 HOLD_S_MAX = 2.0
 LOADED_S_MAX = 600.0  # a worker swaps once the slowest server has loaded
+Array = npt.NDArray[Any]
+Epochs = dict[str, tuple[Changes, int]]  # of each sparse table: its changes, and the epoch that ended with a cut
+_Loaded = tuple[str, dict[str, TableSpec], dict[str, SparseTable | DenseTable], list[dict[str, Array]]]
 
 
 class CheckpointMethods:
-    """The tables of one partition, and what makes and reads their checkpoints. KVShard adds the verbs.
+    """The tables of one partition, and what makes and reads their checkpoints. TableShard adds the verbs.
 
     checkpoint_root: folders of checkpoints are below it, links followed; None: anywhere that this process may write.
     """
@@ -65,10 +74,37 @@ class CheckpointMethods:
         self._save_id = ""  # of the save that holds pushes or writes
         self._waiting: Waiting | None = None  # pushes, while they are held
         self._committing = ""  # the id of the save that this server commits
-        self._loaded: tuple[str, dict[str, TableSpec], dict[str, SparseTable | DenseTable]] | None = None
+        self._cut_at: tuple[str, Path, Epochs] | None = None  # of the save that is not committed yet: its id, its folder
+        self._known: tuple[Path, Base, Epochs] | None = None  # the checkpoint since which changes are known
+        self._loaded: _Loaded | None = None
 
-    def checkpoint_enter(self, save_id: str) -> None:
-        """Hold pushes, for HOLD_S_MAX at most. CheckpointError: another save is under way."""
+    def _extras(self) -> dict[str, Array]:
+        """Named arrays to save beside the tables, as they are now: called at the moment of the cut, and copied.
+
+        Of numpy's own number types, with one axis or more; {}: none.
+        """
+        return {}
+
+    def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
+        """Put back what _extras() gave, at the moment that the restored tables take their place.
+
+        saved: one dict, this partition's own, when as many partitions saved as there are now; else those of all of them, as keys
+        have changed hands; empty when the checkpoint has none. Who gets several merges them by maximum: a ledger of pushes then
+        says of each that *some* partition had applied that it was applied. So none counts twice; one that was under way at the
+        cut, in on some partitions and not on others, stays so.
+        """
+
+    async def checkpoint_newest(self, folder: str) -> dict[str, Any] | None:
+        """The folder's newest checkpoint, as a Base; whether its data are whole is not looked at."""
+        link = await in_background(newest, checked_folder(folder, self._checkpoint_root))
+        return None if link is None else msgspec.to_builtins(Base(link.path.name, link.crc32, link.manifest.links))
+
+    def checkpoint_enter(self, save_id: str, folder: str) -> dict[str, Any] | None:
+        """Hold pushes, for HOLD_S_MAX at most: the checkpoint in `folder` since which changes are known, a Base.
+
+        CheckpointError: another save is under way.
+        """
+        path = checked_folder(folder, self._checkpoint_root)
         if self._save_id:
             raise CheckpointError("another save of these tables is under way: wait for it, or give a larger timeout_s")
         _unfinished_name(save_id)
@@ -79,9 +115,17 @@ class CheckpointMethods:
         peer = calling_peer()
         if peer is not None:
             peer.reactor.call_later(HOLD_S_MAX, lambda: self._hold_is_over(waiting))
+        known = self._known
+        return msgspec.to_builtins(known[1]) if known is not None and known[0] == path else None
 
-    async def checkpoint_save(self, save_id: str, folder: str, step: int, part: int) -> dict[str, Any]:
-        """Cut the tables and write them; what was written, as plain values, once it is on the disk."""
+    async def checkpoint_save(
+        self, save_id: str, folder: str, step: int, part: int, base: Mapping[str, Any] | None, tracked: bool
+    ) -> dict[str, Any]:
+        """Cut the tables and write them; what was written, as plain values, once it is on the disk.
+
+        base: of sparse tables only what changed since that checkpoint, which checkpoint_enter named. tracked: know what changes
+        from now on.
+        """
         if self._save_id != save_id or self._waiting is None:
             raise CheckpointError(
                 f"the cut came more than {HOLD_S_MAX} s after pushes were held, so they were let go: save again"
@@ -91,9 +135,15 @@ class CheckpointMethods:
             path = checked_folder(folder, self._checkpoint_root)
             check_step(step)
             tables = self._bare_sparse() | self._bare_dense()
-            cuts += [(self._specs[name], TableCut(table)) for name, table in sorted(tables.items())]
+            known = self._known[2] if base is not None and self._known is not None else {}
+            epochs: Epochs = {}
+            for name, table in sorted(tables.items()):
+                changed = _changed(name, table, known, epochs, tracked) if isinstance(table, SparseTable) else None
+                cuts.append((self._specs[name], TableCut(table, changed)))
+            self._cut_at = save_id, path, epochs
+            extras = {name: array.copy() for name, array in self._extras().items()}
             self._let_pushes_run()
-            written = await write_part(self._files, path / _unfinished_name(save_id), part, cuts)
+            written = await write_part(self._files, path / _unfinished_name(save_id), part, cuts, extras)
             return _plain(written)
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -104,23 +154,40 @@ class CheckpointMethods:
             self._save_id = ""
 
     async def checkpoint_commit(
-        self, save_id: str, folder: str, step: int, parts: Sequence[Mapping[str, Any]], keep: int | None
-    ) -> str:
-        """Make the parts that all servers have written a checkpoint: its path."""
+        self,
+        save_id: str,
+        folder: str,
+        step: int,
+        parts: Sequence[Mapping[str, Any]],
+        keep: int | None,
+        base: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Make the parts that all servers have written a checkpoint: as a Base."""
         path = checked_folder(folder, self._checkpoint_root)
         unfinished = path / _unfinished_name(save_id)
         if keep is not None and (not isinstance(keep, int) or keep < 1):
             raise ConfigError(f"keep={keep!r}: how many checkpoints to keep, at least 1, or None for all")
         try:
             found = [msgspec.convert(part, Part, strict=False) for part in parts]
+            over = None if base is None else msgspec.convert(base, Base)
             self._committing = save_id
-            return str(await in_background(commit, self._files, path, unfinished, check_step(step), found, keep))
+            saved = await in_background(commit, self._files, path, unfinished, check_step(step), found, keep, over)
+            return _plain(saved)
         except msgspec.ValidationError as error:
             raise ConfigError(f"the parts of a checkpoint are none: {error}") from error
         except OSError as error:
             raise _unwritable(folder, error) from error
         finally:
             self._committing = ""
+
+    def checkpoint_committed(self, save_id: str, saved: Mapping[str, Any]) -> None:
+        """The checkpoint that this server has cut last is on the disk as `saved`: the next one may lie over it."""
+        if self._cut_at is None or self._cut_at[0] != save_id:
+            raise CheckpointError("the tables have been cut or restored again since then")
+        _, path, epochs = self._cut_at
+        self._known = path, msgspec.convert(saved, Base), epochs
+        for changes, epoch in epochs.values():
+            changes.forget(epoch)
 
     async def checkpoint_abort(self, save_id: str, folder: str) -> None:
         """Remove what a failed save has written."""
@@ -138,11 +205,16 @@ class CheckpointMethods:
         """The newest checkpoint that is whole: its name, its step, and {table: the spec of each server that had of it}."""
         path = checked_folder(folder, self._checkpoint_root)
         found = await in_background(latest, path)
-        specs = (await in_background(read_manifest, found.path)).specs()
+        specs = (await in_background(read_manifest, found.path)).manifest.specs()
         return found.path.name, found.step, {table: [spec.to_dict() for spec in each] for table, each in specs.items()}
 
-    async def checkpoint_load(self, load_id: str, folder: str, name: str, specs: Mapping[str, Any]) -> None:
-        """Fill new tables of these specs from that checkpoint. ConfigError: a table is there with another spec."""
+    async def checkpoint_load(
+        self, load_id: str, folder: str, name: str, specs: Mapping[str, Any], part: int, parts: int
+    ) -> None:
+        """Fill new tables of these specs from that checkpoint. ConfigError: a table is there with another spec.
+
+        This is server number `part` of `parts`.
+        """
         path = checked_folder(folder, self._checkpoint_root)
         peer = calling_peer()
         if not FINAL_NAME.fullmatch(name):
@@ -155,7 +227,8 @@ class CheckpointMethods:
                     f"table {table!r} is there with another spec than in the checkpoint: there is {present.to_dict()}, "
                     f"saved was {spec.to_dict()}; restore before creating it, or create it as it was"
                 )
-        self._loaded = load_id, wanted, await in_background(load_tables, path / name, wanted)
+        tables = await in_background(load_tables, path / name, wanted)
+        self._loaded = load_id, wanted, tables, await in_background(load_extras, path / name, part, parts)
         if peer is not None:
             peer.reactor.call_later(LOADED_S_MAX, lambda: self.checkpoint_forget(load_id))
 
@@ -165,8 +238,9 @@ class CheckpointMethods:
             raise CheckpointError("nothing is loaded, or another restore came between: restore again")
         if self._waiting is not None:
             raise CheckpointError("a save is about to cut these tables: restore again after it")
-        _, specs, tables = self._loaded
-        self._loaded = None
+        _, specs, tables, extras = self._loaded
+        self._loaded = self._known = self._cut_at = None
+        self._take_extras(extras)
         self._specs.update(specs)
         self._sparse.update({name: table for name, table in tables.items() if isinstance(table, SparseTable)})
         self._dense.update({name: table for name, table in tables.items() if isinstance(table, DenseTable)})
@@ -194,6 +268,16 @@ class CheckpointMethods:
             release(waiting)
 
 
+def _changed(name: str, table: SparseTable, known: Epochs, epochs: Epochs, tracked: bool) -> Changed | None:
+    """What to write of the table, None: all; an epoch of its changes ends, and is noted, when they are tracked from now on."""
+    changes, epoch = known.get(name, (None, 0))
+    changed = changes.since(epoch) if changes is not None and changes is table.changes else None  # else it is another table
+    table.track_changes(tracked)
+    if table.changes is not None:
+        epochs[name] = table.changes, table.changes.end_epoch()
+    return changed
+
+
 def _unfinished_name(save_id: str) -> str:
     name = f"unfinished-{save_id}"
     if not UNFINISHED_NAME.fullmatch(name):
@@ -201,7 +285,7 @@ def _unfinished_name(save_id: str) -> str:
     return name
 
 
-def _plain(part: Part) -> dict[str, Any]:
+def _plain(part: Part | Base) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(part)
     return plain
 

@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from prpc_engine.errors import ConfigError, RemoteError, RpcError
-from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.checkpoint.chain import base_for, check_full_every
+from prpc_engine.kv.checkpoint.manifest import Base, CheckpointError
 from prpc_engine.kv.future import PartFuture
 from prpc_engine.kv.table_spec import TableSpec, from_dict
 
@@ -36,27 +39,38 @@ class Rounds:
         self._server_ids = server_ids
         self._until = time.monotonic() + timeout_s
 
-    def save(self, folder: str, step: int, keep: int | None) -> None:
-        """See KVWorker.save()."""
+    def save(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
+        """See TableWorker.save()."""
         save_id = secrets.token_hex(8)
+        is_chained = check_full_every(full_every) > 1
+        newest = _base(self._ask_first("checkpoint_newest", folder)) if is_chained else None
         try:
-            self._ask_all("checkpoint_enter", save_id)
-            parts = self._ask_each("checkpoint_save", [(save_id, folder, step, part) for part in range(len(self._server_ids))])
-            self._ask_first("checkpoint_commit", save_id, folder, step, parts, keep)
+            ends = [_base(end) for end in self._ask_all("checkpoint_enter", save_id, folder)]
+            over = base_for(ends, newest, full_every)
+            base = msgspec.to_builtins(over) if over is not None else None
+            arguments = [(save_id, folder, step, part, base, is_chained) for part in range(len(self._server_ids))]
+            parts = self._ask_each("checkpoint_save", arguments)
+            saved = self._ask_first("checkpoint_commit", save_id, folder, step, parts, keep, base)
         except (RpcError, TimeoutError):
             for server_id in self._server_ids:
                 self._undo("checkpoint_release", server_id, save_id)
             any(self._undo("checkpoint_abort", server_id, save_id, folder) for server_id in self._server_ids)
             raise
+        if is_chained:
+            try:
+                self._ask_all("checkpoint_committed", save_id, saved)
+            except (RpcError, TimeoutError) as error:
+                logger.warning("the checkpoint %s is good, but the next one will be full: %s", saved["name"], str(error))
 
     def restore(self, folder: str, layout: Layout) -> int:
-        """See KVWorker.restore(). `layout` says what each server is to have of the tables saved."""
+        """See TableWorker.restore(). `layout` says what each server is to have of the tables saved."""
         name, step, saved = self._ask_first("checkpoint_find", folder)
         specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
         load_id = secrets.token_hex(8)
         try:
             plain = [{table: spec.to_dict() for table, spec in specs[server_id].items()} for server_id in self._server_ids]
-            self._ask_each("checkpoint_load", [(load_id, folder, name, each) for each in plain])
+            arguments = [(load_id, folder, name, each, part, len(plain)) for part, each in enumerate(plain)]
+            self._ask_each("checkpoint_load", arguments)
             self._ask_all("checkpoint_swap", load_id)
         except (RpcError, TimeoutError):
             for server_id in self._server_ids:
@@ -94,6 +108,10 @@ class Rounds:
             logger.warning("%s of server %d after a failure: %s", method, server_id, str(error))
             return False
         return True
+
+
+def _base(plain: Any) -> Base | None:
+    return None if plain is None else msgspec.convert(plain, Base)
 
 
 def _named(error: Exception) -> Exception:

@@ -1,13 +1,14 @@
 """One server's part of a checkpoint onto its disk, and the commit of all parts: every order of calls that durability needs.
 
     who                  what                                                       killed after it
-    each server          tables to unfinished-<id>/part-*.safetensors, fsync each   nothing counts
+    each server          tables and extras to unfinished-<id>/part-*, fsync each    nothing counts
                          fsync of unfinished-<id>
     one server, after    every file has its size; manifest.json, fsync              nothing counts
     all have answered    fsync of unfinished-<id>
                          rename to checkpoint-<n>-<step>                            the old one or the new one counts
                          fsync of the folder, and of the one above                  the new one counts
-                         older ones than the newest `keep` are renamed and removed  all that are left are whole
+                         what neither the newest `keep` are, nor lie over, is       all that are left are whole
+                         renamed and removed, the newest first
 
 A safetensors file is 8 bytes of header length, that many of JSON, then the tensors. The package writes only what is in memory
 as a whole, so header and offsets are made here; reading is the package's.
@@ -15,11 +16,12 @@ as a whole, so header and offsets are made here; reading is the package's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from prpc_engine.kv.checkpoint.chain import check_link, layers
 from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import (
@@ -34,17 +37,21 @@ from prpc_engine.kv.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     MANIFEST_BYTES_MAX,
+    REMOVED,
     TYPE_BYTES,
     TYPE_CODES,
     UNFINISHED_NAME,
+    Base,
     CheckpointError,
     Column,
     Manifest,
     Part,
+    StoredFile,
     TableFile,
-    decode,
     encode,
+    line_crc32,
 )
+from prpc_engine.kv.checkpoint.read import check_sizes, read_chain
 from prpc_engine.kv.table_spec import TableSpec
 from shard import Future
 
@@ -87,16 +94,17 @@ async def in_background(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class TensorFile:
-    """A new safetensors file: create(), write() all rows, finish(). Its maker calls close(), also when one of these failed."""
+    """A new safetensors file: create(), write() all of it, finish(). Its maker calls close(), also when one of these failed."""
 
-    def __init__(self, files: Files, path: Path, cut: TableCut, spec: TableSpec) -> None:
-        self._files, self._cut, self._spec = files, cut, spec
-        self._path = path
+    def __init__(
+        self, files: Files, path: Path, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, npt.DTypeLike]
+    ) -> None:
+        self._files, self._path, self._shapes = files, path, dict(shapes)
         self._fd = -1
-        self._offsets, self._crcs = {}, dict.fromkeys(cut.shapes, 0)
+        self._offsets, self._crcs = {}, dict.fromkeys(shapes, 0)
         header, at = {}, 0
-        self._codes = {name: TYPE_CODES[dtype.name] for name, dtype in cut.dtypes.items()}
-        for name, shape in cut.shapes.items():
+        self._codes = {name: TYPE_CODES[np.dtype(dtypes[name]).name] for name in shapes}
+        for name, shape in shapes.items():
             end = at + TYPE_BYTES[self._codes[name]] * math.prod(shape)
             header[name] = {"dtype": self._codes[name], "shape": list(shape), "data_offsets": [at, end]}
             self._offsets[name], at = at, end
@@ -109,21 +117,19 @@ class TensorFile:
         self._fd = self._files.create(self._path)
         self._files.write_at(self._fd, memoryview(self._header), 0)
 
-    def write(self, begin: int, piece: dict[str, npt.NDArray[Any]]) -> None:
-        """The rows (of a dense table: elements) from `begin` on, of every column."""
+    def write(self, begin: int, piece: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The rows (of a dense table: elements) from `begin` on, of these columns; a column's pieces come in order."""
         for name, array in piece.items():
             data = array.reshape(-1).view(np.uint8).data
             self._crcs[name] = zlib.crc32(data, self._crcs[name])
             row_bytes = array.nbytes // max(1, len(array))
             self._files.write_at(self._fd, data, len(self._header) + self._offsets[name] + begin * row_bytes)
 
-    def finish(self) -> TableFile:
+    def finish(self) -> StoredFile:
         """On the disk."""
         self._files.sync(self._fd)
-        shapes = self._cut.shapes
-        columns = tuple(Column(name, self._codes[name], shapes[name], self._crcs[name]) for name in shapes)
-        scalars = self._cut.scalars
-        return TableFile(self._path.name, self._spec.to_dict(), scalars, len(self._header), zlib.crc32(self._header), columns)
+        columns = tuple(Column(name, self._codes[name], shape, self._crcs[name]) for name, shape in self._shapes.items())
+        return StoredFile(self._path.name, len(self._header), zlib.crc32(self._header), columns)
 
     def close(self) -> None:
         """A second close does nothing."""
@@ -132,34 +138,72 @@ class TensorFile:
             self._files.close(fd)
 
 
-async def write_part(files: Files, folder: Path, part: int, cuts: Sequence[tuple[TableSpec, TableCut]]) -> Part:
-    """Write the cuts to `folder`, closing each. Raises OSError; then what is there is worthless.
+async def write_part(
+    files: Files, folder: Path, part: int, cuts: Sequence[tuple[TableSpec, TableCut]], extras: Mapping[str, npt.NDArray[Any]]
+) -> Part:
+    """Write the cuts, closing each, and the extras to `folder`. Raises OSError; then what is there is worthless.
 
     A piece is copied while the thread writes the one before it.
     """
     background = Background()
-    written = []
+    tables, stored = [], None
     try:
         await background.run(files.make_folder, folder)
         for number, (spec, cut) in enumerate(cuts):
-            path = folder / f"part-{part:05d}-table-{number:05d}.safetensors"
-            file = TensorFile(files, path, cut, spec)
-            try:
-                await background.run(file.create)
-                await _write_pieces(background, file, cut)
-                written.append(await background.run(file.finish))
-            except OSError:
-                await background.run(file.close)  # an open file keeps its room on the disk when it is removed
-                raise
-            finally:
-                background.run(file.close)  # when this task is cut, after what it writes now
-            cut.close()
+            tables.append(
+                await _write_table(background, files, folder / f"part-{part:05d}-table-{number:05d}.safetensors", spec, cut)
+            )
+        if extras:
+            shapes = {name: array.shape for name, array in extras.items()}
+            dtypes = {name: array.dtype for name, array in extras.items()}
+            async with _created(
+                background, TensorFile(files, folder / f"part-{part:05d}-extras.safetensors", shapes, dtypes)
+            ) as file:
+                await background.run(file.write, 0, extras)
+                stored = await background.run(file.finish)
         await background.run(files.sync_folder, folder)
     finally:
         background.close()
         for _, cut in cuts:
             cut.close()
-    return Part(part, tuple(written))
+    return Part(part, tuple(tables), stored)
+
+
+async def _write_table(background: Background, files: Files, path: Path, spec: TableSpec, cut: TableCut) -> TableFile:
+    shapes, dtypes = dict(cut.shapes), dict(cut.dtypes)
+    if cut.removed is not None:
+        shapes[REMOVED], dtypes[REMOVED] = cut.removed.shape, cut.removed.dtype
+    async with _created(background, TensorFile(files, path, shapes, dtypes)) as file:
+        await _write_pieces(background, file, cut)
+        if cut.removed is not None:
+            await background.run(file.write, 0, {REMOVED: cut.removed})
+        stored = await background.run(file.finish)
+    cut.close()
+    columns, removed = stored.columns, None
+    if cut.removed is not None:
+        *columns, removed = stored.columns
+    return TableFile(
+        file=stored.file,
+        header_bytes=stored.header_bytes,
+        header_crc32=stored.header_crc32,
+        columns=tuple(columns),
+        spec=spec.to_dict(),
+        scalars=cut.scalars,
+        removed=removed,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _created(background: Background, file: TensorFile) -> AsyncIterator[TensorFile]:
+    """Closed at the end; after an error before it is told, as an open file keeps its room on the disk when it is removed."""
+    try:
+        await background.run(file.create)
+        yield file
+    except OSError:
+        await background.run(file.close)
+        raise
+    finally:
+        background.run(file.close)  # when this task is cut, after what it writes now
 
 
 async def _write_pieces(background: Background, file: TensorFile, cut: TableCut) -> None:
@@ -174,18 +218,24 @@ async def _write_pieces(background: Background, file: TensorFile, cut: TableCut)
         await writing
 
 
-def commit(files: Files, folder: Path, unfinished: Path, step: int, parts: Sequence[Part], keep: int | None) -> Path:
-    """Make the parts in `unfinished` a checkpoint, and remove what `keep` does not want. Raises CheckpointError, OSError."""
-    manifest = Manifest(FORMAT, step, tuple(sorted(parts, key=lambda part: part.part)))
+def commit(
+    files: Files, folder: Path, unfinished: Path, step: int, parts: Sequence[Part], keep: int | None, base: Base | None
+) -> Base:
+    """Make the parts in `unfinished` a checkpoint, over `base`, and remove what `keep` does not want: what the next may lie over.
+
+    Raises CheckpointError, OSError.
+    """
+    manifest = Manifest(FORMAT, step, tuple(sorted(parts, key=lambda part: part.part)), base)
     data = encode(manifest)
     if len(data) > MANIFEST_BYTES_MAX:
         raise CheckpointError(f"a manifest of {len(data)} bytes, {MANIFEST_BYTES_MAX} are allowed: fewer tables or servers")
-    for table in manifest.files():
-        path = unfinished / table.file
-        if not path.is_file() or path.stat().st_size != table.nbytes:
-            raise CheckpointError(
-                f"{path} is not there as a server wrote it: the folder must be one that all servers see, on a shared file system"
-            )
+    check_sizes(unfinished, manifest, "the folder must be one that all servers see, on a shared file system")
+    below = read_chain(folder / base.name) if base is not None else []
+    if base is not None:
+        check_link(manifest, below[0].manifest, below[0].crc32)
+    layers([manifest, *(link.manifest for link in below)])
+    for link in below:
+        check_sizes(link.path, link.manifest, "this save lies over it: save again with full_every=1")
     fd = files.create(unfinished / MANIFEST)
     try:
         files.write_at(fd, memoryview(data), 0)
@@ -202,31 +252,34 @@ def commit(files: Files, folder: Path, unfinished: Path, step: int, parts: Seque
         _remove_old(files, folder, keep)
     except OSError as error:
         logger.warning("%s: what is old cannot be removed: %s; the new checkpoint is good", folder, str(error))
-    return final
+    return Base(final.name, line_crc32(data), manifest.links)
 
 
 def _remove_old(files: Files, folder: Path, keep: int | None) -> None:
-    """Only those count against `keep` whose manifest can be read."""
-    good = 0
+    """Only those count against `keep` whose manifests can be read, down to the full one; what a kept one lies over stays."""
+    good, needed = 0, set[str]()
     for name in sorted(_names(folder), reverse=True):
-        if FINAL_NAME.fullmatch(name):
-            if keep is not None and good >= keep:
-                gone = folder / f"unfinished-{int(name[11:19]):016x}"
-                files.rename(folder / name, gone)  # first: what is half removed must not look like a checkpoint
-                files.remove_tree(gone)
-            elif _has_manifest(folder / name):
-                good += 1
+        if not FINAL_NAME.fullmatch(name):
+            continue
+        if name in needed:
+            good += 1
+        elif keep is not None and good >= keep:
+            gone = folder / f"unfinished-{int(name[11:19]):016x}"
+            files.rename(folder / name, gone)  # first: what is half removed must not look like a checkpoint
+            files.remove_tree(gone)
+        elif below := _names_of_chain(folder / name):
+            good += 1
+            needed |= below
     for name in _names(folder):
         if UNFINISHED_NAME.fullmatch(name):
             files.remove_tree(folder / name)
 
 
-def _has_manifest(path: Path) -> bool:
+def _names_of_chain(path: Path) -> set[str]:
     try:
-        decode((path / MANIFEST).read_bytes())
-    except (OSError, CheckpointError):
-        return False
-    return True
+        return {link.path.name for link in read_chain(path)}
+    except CheckpointError:
+        return set()
 
 
 def discard(files: Files, unfinished: Path) -> None:

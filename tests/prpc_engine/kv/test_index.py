@@ -1,8 +1,12 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prpc_engine.kv.index import CAPACITY_MIN, LOAD_MAX, KeyIndex
+from prpc_engine.errors import BadArguments
+from prpc_engine.kv import Constant, Sgd, SparseTable
+from prpc_engine.kv.index import CAPACITY_MIN, FULL_MAX, LOAD_MAX, SEGMENT_SHIFT, SEGMENT_SLOTS, KeyIndex
+from prpc_engine.kv.mix import mix64
 
 INT64 = np.iinfo(np.int64)
 key = st.one_of(st.integers(-5, 5), st.integers(INT64.min, INT64.max))
@@ -72,6 +76,63 @@ def test_rows_stay_while_the_table_grows_and_the_load_stays_bounded() -> None:
     assert (index.lookup(keys + 1) == -1).all()
 
 
+def test_a_large_index_grows_by_a_segment_at_a_time_and_loses_nobody_meanwhile() -> None:
+    index, step = KeyIndex(), 3000
+    keys = np.random.default_rng(5).permutation(400_000)
+    for begin in range(0, len(keys), step):
+        before = index.capacity
+        index.insert(keys[begin : begin + step], np.arange(begin, min(begin + step, len(keys))))
+        if before >= SEGMENT_SLOTS:
+            assert index.capacity - before in (0, SEGMENT_SLOTS)
+        some = keys[: begin + step : 97]
+        assert index.lookup(some).tolist() == list(range(0, min(begin + step, len(keys)), 97))
+    assert index.capacity >= 32 * SEGMENT_SLOTS
+    np.testing.assert_array_equal(index.lookup(keys), np.arange(len(keys)))
+    assert (index.lookup(keys + 400_000) == -1).all()
+
+
+def test_removed_keys_of_many_segments_are_cleaned_away_while_others_come() -> None:
+    index, step, present = KeyIndex(), 20_000, 100_000
+    index.insert(np.arange(present), np.arange(present))
+    capacity = index.capacity
+    for begin in range(present, 12 * present, step):
+        index.remove(np.arange(begin - present, begin - present + step))
+        index.insert(np.arange(begin, begin + step), np.arange(step))
+    assert index.capacity <= capacity + SEGMENT_SLOTS
+    free = np.count_nonzero(index._table.array[:, 1] == -1)
+    assert free > index.capacity * (1 - LOAD_MAX / 2 - 0.25)
+    assert np.count_nonzero(index.lookup(np.arange(12 * present)) >= 0) == present
+
+
+@pytest.fixture(scope="module")
+def made_to_meet() -> np.ndarray:
+    candidates = np.arange(1_200_000)
+    numbers = mix64(candidates) >> np.uint64(SEGMENT_SHIFT)
+    crowd = candidates[numbers & np.uint64(31) == 7]
+    assert len(crowd) > SEGMENT_SLOTS
+    return crowd
+
+
+def test_keys_made_to_meet_in_one_segment_are_refused_and_the_others_stay(made_to_meet: np.ndarray) -> None:
+    index, some = KeyIndex(), int(FULL_MAX * SEGMENT_SLOTS) - 100
+    index.insert(made_to_meet[:some], np.arange(some))
+    with pytest.raises(BadArguments, match="no chance"):
+        index.insert(made_to_meet[some:], np.arange(some, len(made_to_meet)))
+    assert index.lookup(made_to_meet).tolist() == list(range(some)) + [-1] * (len(made_to_meet) - some)
+    index.insert(-np.arange(1, 100), np.arange(some, some + 99))
+    assert len(index) == some + 99
+
+
+def test_a_table_that_refuses_keys_is_as_it_was(made_to_meet: np.ndarray) -> None:
+    table = SparseTable(1, Sgd(1.0), Constant())
+    table.push(np.arange(-10, 0), np.ones((10, 1), np.float32))
+    with pytest.raises(BadArguments, match="no chance"):
+        table.push(made_to_meet, np.ones((len(made_to_meet), 1), np.float32))
+    assert len(table) == len(table.columns()["values"]) == 10
+    assert (table.pull(np.arange(-10, 0)) == -1).all()
+    assert (table.push_pull(made_to_meet[:100], np.ones((100, 1), np.float32)) == -1).all()
+
+
 def test_asking_for_present_keys_never_grows_it() -> None:
     index = KeyIndex()
     index.lookup_or_insert(np.arange(10))
@@ -81,8 +142,6 @@ def test_asking_for_present_keys_never_grows_it() -> None:
 
 def test_keys_that_share_their_slots_all_find_their_own() -> None:
     """The keys whose mixed value begins with the same bits: all start at one slot and have to walk."""
-    from prpc_engine.kv.mix import mix64
-
     candidates = np.arange(400_000)
     crowd = candidates[mix64(candidates) >> np.uint64(54) == 123]  # of 1024 slots all want number 123
     assert 300 < len(crowd) < 500

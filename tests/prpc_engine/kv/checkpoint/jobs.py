@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prpc_engine.kv import Adagrad, KVShard, KVWorker, Sgd, Uniform
+from prpc_engine.kv import Adagrad, Sgd, TableShard, TableWorker, Uniform
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.local import LocalService
 
@@ -59,22 +59,22 @@ class FailingFiles(Files):
         super().remove_tree(path)
 
 
-def local_job(servers: int = 1, files: Files | None = None, root: str | None = None) -> KVWorker:
+def local_job(servers: int = 1, files: Files | None = None, root: str | None = None) -> TableWorker:
     """A worker of `servers` servers in this process."""
     service = LocalService()
     for _ in range(servers):
-        service.create_server("kv", KVShard(root, files))
-    return KVWorker(service, expected_servers=servers)
+        service.create_server("kv", TableShard(root, files))
+    return TableWorker(service, expected_servers=servers)
 
 
-def create_tables(worker: KVWorker) -> None:
+def create_tables(worker: TableWorker) -> None:
     """One sparse and two dense ones: cut, and whole."""
     worker.create_sparse("clicks/a", 4, Adagrad(0.1), Uniform(0.1))
     worker.create_dense("weights", (7, 3), Adagrad(0.1), Uniform(0.1), split_bytes_min=0)
     worker.create_dense("bias", (), Sgd(1.0))
 
 
-def train(worker: KVWorker, rounds: int = 1) -> None:
+def train(worker: TableWorker, rounds: int = 1) -> None:
     """Push to all of them."""
     for _ in range(rounds):
         worker.push("clicks/a", KEYS, np.ones((len(KEYS), 4), np.float32))
@@ -82,7 +82,7 @@ def train(worker: KVWorker, rounds: int = 1) -> None:
         worker.push("bias", np.ones((), np.float32))
 
 
-def values(worker: KVWorker) -> dict[str, Any]:
+def values(worker: TableWorker) -> dict[str, Any]:
     """What all of them hold."""
     return {
         "clicks/a": worker.pull("clicks/a", np.arange(-10, 400)),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prpc_engine import RpcService
-from prpc_engine.kv import KVShard
+from prpc_engine.kv import TableShard
 from tests.prpc_engine.kv.checkpoint.jobs import FailingFiles
 
 ROOT = Path(__file__).parents[4]
@@ -36,7 +36,7 @@ def server_process(master: str, killed_at: int = -1) -> Iterator[subprocess.Pope
 
 def main(master: str, killed_at: str) -> None:
     with RpcService(master=master) as service:
-        service.create_server("kv", KVShard(None, FailingFiles(int(killed_at))))
+        service.create_server("kv", TableShard(None, FailingFiles(int(killed_at))))
         print("ready", flush=True)
         sys.stdin.read()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.kv import KVShard, KVWorker
+from prpc_engine.kv import TableShard, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.local import LocalService
@@ -20,47 +20,52 @@ from tests.shard.small_shm import run_with_own_shm
 ROOT = Path(__file__).parents[4]
 
 
-def calls_of_a_save(folder: Path) -> list[str]:
+def calls_of_a_save(folder: Path, full_every: int) -> list[str]:
     files = FailingFiles()
     worker = local_job(2, files)
     create_tables(worker)
     train(worker)
-    worker.save(str(folder), 1, keep=1)
+    worker.save(str(folder), 1, keep=1, full_every=full_every)
     files.calls.clear()
-    worker.save(str(folder), 2, keep=1)
+    train(worker)
+    worker.save(str(folder), 2, keep=1, full_every=full_every)
     return files.calls
 
 
-def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path) -> None:
-    calls = calls_of_a_save(tmp_path / "undisturbed")
-    assert {"make_folder", "create", "write_at", "sync", "sync_folder", "rename", "remove_tree"} == set(calls)
+@pytest.mark.parametrize("full_every", [1, 9])
+def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path, full_every: int) -> None:
+    calls = calls_of_a_save(tmp_path / "undisturbed", full_every)
+    removes = {"remove_tree"} if full_every == 1 else set()  # else the one before is the base
+    assert {"make_folder", "create", "write_at", "sync", "sync_folder", "rename"} | removes == set(calls)
     files = FailingFiles()
-    worker = local_job(2, files)
+    worker, other = local_job(2, files), local_job()
     create_tables(worker)
     committed = calls.index("rename")
     for at, name in enumerate(calls):
         folder = tmp_path / str(at)
         train(worker)
         files.at = -1
-        worker.save(str(folder), 1, keep=1)
+        worker.save(str(folder), 1, keep=1, full_every=full_every)
         held = values(worker)
         train(worker)
         files.calls.clear()
         files.at, files.error = at, (errno.ENOSPC, errno.EIO)[at % 2]
         if at <= committed:
             with pytest.raises(CheckpointError, match=r"No space left|Input/output error"):
-                worker.save(str(folder), 2, keep=1)
+                worker.save(str(folder), 2, keep=1, full_every=full_every)
             assert [(finding.step, finding.fault) for finding in verify(folder)] == [(1, "")], name  # its room is free again
-            other = local_job()
             assert other.restore(str(folder)) == 1
             assert_same(values(other), held)
         else:
             with contextlib.suppress(CheckpointError):  # the rename is done; whether it is durable is not known
-                worker.save(str(folder), 2, keep=1)
+                worker.save(str(folder), 2, keep=1, full_every=full_every)
             assert latest(folder).step == 2, name
         files.at = -1
-        worker.save(str(folder), 3, keep=1)
-        assert [(finding.step, finding.fault) for finding in verify(folder)] == [(3, "")], name
+        worker.save(str(folder), 3, keep=1, full_every=full_every)
+        assert not any(finding.fault for finding in verify(folder)), name
+        assert full_every > 1 or len(verify(folder)) == 1, name
+        assert other.restore(str(folder)) == 3
+        assert_same(values(other), values(worker))  # also what the save that failed would have had
 
 
 class OwnDisk(Files):
@@ -82,18 +87,24 @@ class OwnDisk(Files):
 def test_servers_that_do_not_see_one_folder_are_told_so(tmp_path: Path) -> None:
     service = LocalService()
     for files in (Files(), OwnDisk(tmp_path / "other")):
-        service.create_server("kv", KVShard(None, files))
-    worker = KVWorker(service, expected_servers=2)
+        service.create_server("kv", TableShard(None, files))
+    worker = TableWorker(service, expected_servers=2)
     create_tables(worker)
     with pytest.raises(CheckpointError, match="the folder must be one that all servers see"):
         worker.save(str(tmp_path / "job"), 1)
     assert verify(tmp_path / "job") == []
 
 
-def test_kill_9_at_any_call_leaves_a_whole_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("full_every", [1, 2])
+def test_kill_9_at_any_call_leaves_a_whole_one(tmp_path: Path, full_every: int) -> None:
     program = "tests.prpc_engine.kv.checkpoint.kill_at_every_call"
     ran = subprocess.run(
-        [sys.executable, "-m", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", program, str(tmp_path), str(full_every)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     steps = [line.split() for line in ran.stdout.splitlines()]

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import RpcError
-from prpc_engine.kv import KVServer, KVShard, KVWorker, Sgd, partition
+from prpc_engine.kv import Sgd, TableServer, TableShard, TableWorker, partition
 from prpc_engine.kv.checkpoint import latest, methods, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
@@ -55,8 +55,8 @@ def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged
         RpcService(master=master.address, shards=2) as sharded,
         RpcService(master=master.address) as service,
     ):
-        KVServer(sharded)
-        worker = KVWorker(service, expected_servers=2, timeout_s=PATIENCE_S)
+        TableServer(sharded)
+        worker = TableWorker(service, expected_servers=2, timeout_s=PATIENCE_S)
         worker.create_sparse("counts", 1, DOWN)
         worker.create_dense("large", (2000, 1000), DOWN)
 
@@ -88,12 +88,12 @@ def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged
 def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(master: Master, tmp_path: Path) -> None:
     folder = str(tmp_path / "job")
 
-    def run(killed_at: int, servers: int) -> KVWorker:
+    def run(killed_at: int, servers: int) -> TableWorker:
         started.enter_context(server_process(master.address, killed_at))
         for _ in range(servers - 1):
             started.enter_context(server_process(master.address))
         service = started.enter_context(RpcService(master=master.address))
-        return KVWorker(service, expected_servers=servers, timeout_s=PATIENCE_S)
+        return TableWorker(service, expected_servers=servers, timeout_s=PATIENCE_S)
 
     with ExitStack() as started:
         worker = run(-1, 1)
@@ -117,10 +117,10 @@ def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(m
 
 
 def test_pushes_wait_from_enter_to_the_cut_and_then_run_in_order(tmp_path: Path) -> None:
-    shard = KVShard()
+    shard = TableShard()
     shard.create_table(SparseSpec("t", 0, 1, DOWN, {"name": "constant"}, 1).to_dict())  # type: ignore[arg-type]
     shard.push("t", np.array([1]), ONE)
-    shard.checkpoint_enter("0" * 16)
+    shard.checkpoint_enter("0" * 16, str(tmp_path))
     waiting = [
         shard.push("t", np.array([1]), ONE),
         shard.push_pull("t", np.array([1]), ONE),
@@ -128,7 +128,7 @@ def test_pushes_wait_from_enter_to_the_cut_and_then_run_in_order(tmp_path: Path)
     ]
     assert not any(answer.done() for answer in waiting)
     assert shard.pull("t", np.array([1])).tolist() == [[-1]]
-    saving = shard.checkpoint_save("0" * 16, str(tmp_path), 1, 0)
+    saving = shard.checkpoint_save("0" * 16, str(tmp_path), 1, 0, None, False)
     saving.send(None)  # it is cut, and waits for the disk
     assert waiting[0].result() is None
     assert waiting[1].result().tolist() == [[-3]]
@@ -138,20 +138,20 @@ def test_pushes_wait_from_enter_to_the_cut_and_then_run_in_order(tmp_path: Path)
 
 
 @pytest.fixture
-def worker(master: Master, request: pytest.FixtureRequest) -> Iterator[KVWorker]:
+def worker(master: Master, request: pytest.FixtureRequest) -> Iterator[TableWorker]:
     """Of one server in this process, whose files are those of the test's parameter."""
     with RpcService(master=master.address) as service:
-        service.create_server("kv", KVShard(None, getattr(request, "param", None)))
-        worker = KVWorker(service, timeout_s=PATIENCE_S)
+        service.create_server("kv", TableShard(None, getattr(request, "param", None)))
+        worker = TableWorker(service, timeout_s=PATIENCE_S)
         create_tables(worker)
         yield worker
 
 
 def test_a_worker_that_dies_after_enter_holds_pushes_up_for_a_moment_only(
-    worker: KVWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: TableWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(methods, "HOLD_S_MAX", 0.05)
-    worker._submit(worker.server_ids[0], "checkpoint_enter", 5.0, "0" * 16).result()
+    worker._submit(worker.server_ids[0], "checkpoint_enter", 5.0, "0" * 16, str(tmp_path)).result()
     train(worker)
     worker.save(str(tmp_path), 1)
     assert latest(tmp_path).step == 1
@@ -172,7 +172,7 @@ BLOCKED = BlockedFiles()
 
 
 @pytest.mark.parametrize("worker", [BLOCKED], indirect=True)
-def test_a_save_that_takes_too_long_ends_and_the_next_one_succeeds(worker: KVWorker, tmp_path: Path) -> None:
+def test_a_save_that_takes_too_long_ends_and_the_next_one_succeeds(worker: TableWorker, tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         worker.save(str(tmp_path), 1, timeout_s=0.1)
     train(worker)  # nothing is held

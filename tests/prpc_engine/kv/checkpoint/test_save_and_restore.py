@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv import Adagrad, KVShard, Uniform
+from prpc_engine.kv import Adagrad, TableShard, Uniform
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
 from prpc_engine.kv.optimizer import Adam
@@ -133,7 +133,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the manifest cut short": (lambda path: cut_short(path / MANIFEST), "torn or damaged"),
     "a file too few": (lambda path: next(path.glob("part-00001-*")).unlink(), "cannot be read: No such file"),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), "cannot be read: No such file"),
-    "another format": (lambda path: rewrite(path, lambda found: found.update(format=99)), "format 1 is allowed"),
+    "another format": (lambda path: rewrite(path, lambda found: found.update(format=99)), "formats (1, 2) are allowed"),
     "a part too few": (lambda path: rewrite(path, lambda found: found["parts"].pop()), "is on 1 of 2 servers"),
     "another step": (lambda path: rewrite(path, lambda found: found.update(step=9)), "its manifest is of step 9"),
     "a file elsewhere": (lambda path: rewrite(path, lead_away), "file name '/etc/passwd'"),
@@ -225,20 +225,24 @@ def test_steps_and_numbers_to_keep_are_checked(tmp_path: Path, step: object, kee
 @pytest.mark.parametrize("method", ["checkpoint_enter", "checkpoint_abort", "checkpoint_commit"])
 def test_an_id_cannot_name_another_folder(tmp_path: Path, method: str) -> None:
     victim = tmp_path / "unfinished-x" / ".." / "victim"
-    arguments = {"checkpoint_enter": (), "checkpoint_abort": (str(tmp_path),), "checkpoint_commit": (str(tmp_path), 1, [], None)}
-    called = getattr(KVShard(), method)
+    arguments = {
+        "checkpoint_enter": (str(tmp_path),),
+        "checkpoint_abort": (str(tmp_path),),
+        "checkpoint_commit": (str(tmp_path), 1, [], None, None),
+    }
+    called = getattr(TableShard(), method)
     with pytest.raises(ConfigError, match="16 hexadecimal digits"):
         finished = called(f"x/../{victim.name}", *arguments[method])
         finished.send(None)
 
 
 def test_one_save_at_a_time(tmp_path: Path) -> None:
-    shard = KVShard()
-    shard.checkpoint_enter("0" * 16)
+    shard = TableShard()
+    shard.checkpoint_enter("0" * 16, str(tmp_path))
     with pytest.raises(CheckpointError, match="another save of these tables is under way"):
-        shard.checkpoint_enter("1" * 16)
+        shard.checkpoint_enter("1" * 16, str(tmp_path))
     shard.checkpoint_release("0" * 16)
-    shard.checkpoint_enter("1" * 16)
+    shard.checkpoint_enter("1" * 16, str(tmp_path))
 
 
 def test_a_table_that_only_some_servers_have_makes_no_checkpoint(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Manifests and chains from a folder, and the comparison of files with them. Raises CheckpointError, whatever the disk says."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+from prpc_engine.kv.checkpoint.chain import FULL_EVERY_MAX, check_link
+from prpc_engine.kv.checkpoint.manifest import (
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    CheckpointError,
+    Manifest,
+    StoredFile,
+    decode,
+    line_crc32,
+)
+
+PIECE_BYTES = 1 << 20  # of a comparison: fits a second-level cache, so the checksum reads no memory
+
+
+class Link(NamedTuple):
+    """One checkpoint of a chain, and the CRC-32 by which the one above it knows its manifest."""
+
+    path: Path
+    manifest: Manifest
+    crc32: int
+
+
+def read_manifest(path: Path) -> Link:
+    """The checkpoint at `path`, by itself."""
+    try:
+        with open(path / MANIFEST, "rb") as file:
+            data = file.read(MANIFEST_BYTES_MAX + 1)
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror}") from error
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise CheckpointError(f"{MANIFEST} has more than {MANIFEST_BYTES_MAX} bytes, which are allowed")
+    return Link(path, decode(data), line_crc32(data))
+
+
+def read_chain(path: Path) -> list[Link]:
+    """The checkpoint at `path`, and what it lies over: the full one comes last."""
+    chain = [read_manifest(path)]
+    while (base := chain[-1].manifest.base) is not None and len(chain) < FULL_EVERY_MAX:
+        try:
+            lower = read_manifest(path.parent / base.name)
+        except CheckpointError as error:
+            raise CheckpointError(f"its base {base.name} cannot be used: {error}") from error
+        check_link(chain[-1].manifest, lower.manifest, lower.crc32)  # numbers of links fall, so no chain is a circle
+        chain.append(lower)
+    return chain
+
+
+def check_sizes(path: Path, manifest: Manifest, remedy: str) -> None:
+    """Whether all files are at `path`, as large as they were written; `remedy` says what to do when not."""
+    for each in manifest.stored():
+        file = path / each.file
+        try:
+            size = file.stat().st_size
+        except OSError:
+            size = -1
+        if size != each.nbytes:
+            raise CheckpointError(f"{file} is not there as a server wrote it: {remedy}")
+
+
+def check_bytes(path: Path, stored: StoredFile) -> None:
+    """Compare size and checksums of all of a file."""
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    regions = [("header", stored.header_bytes, stored.header_crc32)]
+    regions += [(f"column {column.name!r}", column.nbytes, column.crc32) for column in stored.stored()]
+    try:
+        with open(path / stored.file, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != stored.nbytes:
+                raise CheckpointError(f"{stored.file} has {size} bytes, {stored.nbytes} were written")
+            for what, left, crc_written in regions:
+                crc = 0
+                while left:
+                    count = file.readinto(buffer[: min(left, PIECE_BYTES)])
+                    if not count:
+                        raise CheckpointError(f"{stored.file} became shorter while it was read")
+                    crc = zlib.crc32(buffer[:count], crc)
+                    left -= count
+                if crc != crc_written:
+                    raise CheckpointError(f"{stored.file} is damaged: the checksum of its {what} is wrong")
+    except OSError as error:
+        raise CheckpointError(f"{stored.file} cannot be read: {error.strerror}") from error
