@@ -28,7 +28,7 @@ import resource
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -155,9 +155,11 @@ def serve(announce: Announce) -> None:
     driver.run(None)
 
 
-def open_node(reactor: shard.Reactor, driver: shard.Driver | None, slab: shard.Slab) -> Node:
+def open_node(
+    reactor: shard.Reactor, driver: shard.Driver | None, slab: shard.Slab, transports: Sequence[str] = ("tcp",)
+) -> Node:
     """A node with the server that the route leads to, at any port. In a shard there is no driver."""
-    node = Node(reactor, driver, slab, b"", shard.DEFAULT_LIMITS, ["tcp"], "127.0.0.1", 0)
+    node = Node(reactor, driver, slab, b"", shard.DEFAULT_LIMITS, transports, "127.0.0.1", 0)
     node.servers[Route.target] = Server(NAME, 0, Route.target, {METHOD: lambda payload: payload})
     return node
 

@@ -9,13 +9,13 @@ when the task starts. Those of other jobs are not read. tensor_fuse has no varia
                             worker, chief        NETWORK_WORKER_CORE_NUMBER             from 1 on          2
                                                  PRPC_WORKER_CORE_NUMBER
                             others               none                                                      2
-    polling                 all but worker and   PS_ENABLE_POLLING                      0 false 1 true     false
-                            chief                PRPC_PS_ENABLE_POLLING
-                            worker, chief        WORKER_ENABLE_POLLING                  0 false 1 true     false
+    polling                 all but worker and   PS_ENABLE_POLLING                      0 false off        false
+                            chief                PRPC_PS_ENABLE_POLLING                 1 true on
+                            worker, chief        WORKER_ENABLE_POLLING                  the same           false
                                                  PRPC_WORKER_ENABLE_POLLING
-    pin_cores: the          all but worker and   PS_DISABLE_PIN_CORES                   0 false 1 true     true
+    pin_cores: the          all but worker and   PS_DISABLE_PIN_CORES                   the same           true
       opposite of what      chief                PRPC_PS_DISABLE_PIN_CORES
-      the variable says     worker, chief        WORKER_DISABLE_PIN_CORES               0 false 1 true     true
+      the variable says     worker, chief        WORKER_DISABLE_PIN_CORES               the same           true
                                                  PRPC_WORKER_DISABLE_PIN_CORES
     connection_timeout_s    all                  NETWORK_MAX_CONNECTION_TIMEOUT         ms, 1 to a day     120000
                                                  PRPC_MAX_CONNECTION_TIMEOUT
@@ -23,11 +23,13 @@ when the task starts. Those of other jobs are not read. tensor_fuse has no varia
                                                  PRPC_ENDPOINT_MAP
     data_port_offset        all                  PRPC_DATA_PORT_OFFSET                  ports, not 0       none
     task_index              all                  TASK_INDEX, PRPC_TASK_INDEX            from 0 on          none
-    ps_graph_fusion         all                  TF_ENABLE_PS_GRAPH_FUSION              0 false 1 true     true
-                                                 PRPC_ENABLE_PS_GRAPH_FUSION
-    flow_control_max        all                  REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE  from 1 on        none
-                                                 PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE
-    tensor_fuse             all                  PRPC_TENSOR_FUSE                       0 false 1 true     false
+    ps_graph_fusion: for    all                  TF_ENABLE_PS_GRAPH_FUSION              the same           true
+      a TensorFlow layer                         PRPC_ENABLE_PS_GRAPH_FUSION
+    flow_control_max: of    all                  REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE  from 1 on        none
+      cluster/rendezvous.py                      PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE
+    tensor_fuse             all                  PRPC_TENSOR_FUSE                       the same           false
+
+ps_graph_fusion merges the subgraphs of a ps that a worker runs: without a graph nothing is merged, so nothing here acts on it.
 
 The rule of Min: a task has at most as many cores as the cluster has tasks, itself among them, whether the number is the default
 or asked for; and at least 1.
@@ -52,7 +54,7 @@ from prpc_engine.errors import ConfigError
 INT64_MAX = (1 << 63) - 1
 CONNECTION_TIMEOUT_MS_MAX = 86_400_000  # a day: who sets more means another unit
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")  # as long as an int64
-_SWITCH = {"0": False, "false": False, "1": True, "true": True}
+_SWITCH = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}  # as shard.polling_enabled has them
 
 T = TypeVar("T")
 
@@ -94,7 +96,9 @@ def _switch(name: str, text: str) -> bool:
     try:
         return _SWITCH[text.strip().lower()]
     except KeyError:
-        raise ConfigError(f"{name}={text!r}: 0, false, 1 and true are allowed, in any case; unset it for the default") from None
+        raise ConfigError(
+            f"{name}={text!r}: 0, false, off, 1, true and on are allowed, in any case; unset it for the default"
+        ) from None
 
 
 def _ports(name: str, text: str) -> int:
@@ -142,7 +146,7 @@ class NetworkSettings:
     endpoint_map_folder: str  # "": the working directory
     data_port_offset: int | None  # ports from control to data, where there is no .endpoint_map
     task_index: int | None  # what the launcher says; a task knows its index by its arguments
-    ps_graph_fusion: bool  # for the run-graph mode
+    ps_graph_fusion: bool  # for the run-graph mode of a TensorFlow layer
     flow_control_max: int | None  # for the rendezvous: how much may wait there; None: its own bound
     tensor_fuse: bool  # receives of one source and step leave together
     origins: Mapping[str, str]  # of each setting above: where it comes from, and what cut it

@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -56,7 +56,7 @@ from prpc_engine.server import Bounds, ServerStatistics
 from prpc_engine.serving import RpcServer, Servers
 from prpc_engine.sharded import ShardSettings, open_shard
 from prpc_engine.timing import Timing
-from shard import STALL_BUDGET_S, Driver, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
+from shard import STALL_BUDGET_S, Driver, Future, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
 
 SHARDS_MAX = 64
 SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
@@ -220,6 +220,26 @@ class RpcService:
         self._check_open()
         return self._session.ask(verb, *args, timeout_s=timeout_s)
 
+    @property
+    def lease_s(self) -> float:
+        """How long this node's rank and servers outlive its silence, in seconds."""
+        return self._lease_s
+
+    def in_reactor(self, function: Callable[[Future], object]) -> Future:
+        """Call function(done) in the reactor's thread, where handlers run; it completes `done`, then or later. An error of its
+        own completes it too."""
+        self._check_open()
+        done = Future(self._driver)
+
+        def run() -> None:
+            try:
+                function(done)
+            except Exception as error:  # whatever it is, somebody waits
+                done.set_error(error)
+
+        self._driver.reactor.call_soon(run)
+        return done
+
     # -- servers -------------------------------------------------------------------------------------------------------
 
     def create_server(
@@ -319,7 +339,7 @@ class RpcService:
 
     @property
     def address(self) -> str:
-        """host:port that this node listens at over tcp. Raises StopIteration where tcp is not among its transports."""
+        """host:port that this node listens at over tcp. Raises ConfigError where tcp is not among its transports, Closed."""
         return self._node.address("tcp")
 
     @property
@@ -346,6 +366,11 @@ class RpcService:
         return [(reference.key, client) for reference in references if (client := reference()) is not None]
 
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def driver(self) -> Driver:
+        """Who turns this process's reactor while threads wait: for what makes futures of its own."""
+        return self._driver
 
     @property
     def closed(self) -> bool:

@@ -1,6 +1,10 @@
 """What runs inside the shard processes of an RpcService: a node of its own, and the servers it is told to make.
 
 These functions are sent by the application over its lane to each shard.
+
+Each shard has a port of its own. A server's id is that of one instance, in one shard, and its clients go there directly. Behind
+one port (shard/transport/shared_port.py, as a cluster's tasks have it) a client's one connection ends at one shard, and each call
+for the others' instances, or for servers of the application, would go through a second process.
 """
 
 from __future__ import annotations

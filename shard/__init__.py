@@ -53,8 +53,9 @@ from shard.timers import Timer, Timers
 from shard.topology import Core, Topology, format_ranges, read_topology
 from shard.transport import Connection, Listener, Node, Traffic, Transport
 from shard.transport.memory import MemoryTransport, Weather
+from shard.transport.shared_port import Dealer, DealtPort
 from shard.transport.shm import ShmTransport
-from shard.transport.tcp import TcpTransport
+from shard.transport.tcp import TcpListener, TcpTransport
 
 __all__ = [
     "BULK",
@@ -73,6 +74,8 @@ __all__ = [
     "CoreLocks",
     "CounterRow",
     "Counters",
+    "Dealer",
+    "DealtPort",
     "Driver",
     "FailpointError",
     "ForkedError",
@@ -106,6 +109,7 @@ __all__ = [
     "SlabStatistics",
     "Task",
     "TaskClass",
+    "TcpListener",
     "TcpTransport",
     "Timer",
     "Timers",

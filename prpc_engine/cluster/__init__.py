@@ -4,7 +4,8 @@
     server.send("gradient", array, to="/job:ps/task:0", step=7)
     weights = server.recv("weights", source="/job:ps/task:0", step=7)
 
-server  ->  endpoint  ->  relay        link  ->  control        fuse  ->  receipt        rendezvous, names, config
+server  ->  endpoint  ->  relay  ->  cores        link  ->  control        fuse  ->  receipt
+rendezvous, names, verbs, config
 """
 
 from __future__ import annotations

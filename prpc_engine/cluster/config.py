@@ -17,8 +17,9 @@ class ServerConfig:
     """Raises ConfigError.
 
     tensor_fuse   receives of one source and step leave together (fuse.py). None: as PRPC_TENSOR_FUSE says, else not
-    shards        processes that answer receives over tcp (relay.py); None: as many as NETWORK_PS_CORE_NUMBER or
-                  NETWORK_WORKER_CORE_NUMBER say, where they are set, say more than 1, and leave a core to the application; else 0
+    shards        processes that answer receives over tcp, all at the task's data port (relay.py); None: as many as
+                  NETWORK_PS_CORE_NUMBER or NETWORK_WORKER_CORE_NUMBER say, where they are set, say more than 1, and leave a core
+                  to the application; else 0
     transports    for data, in order of preference; None: shared memory, then tcp. Control is tcp
     secret        the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
     limits, tls   as of RpcService

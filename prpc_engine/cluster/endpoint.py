@@ -5,14 +5,19 @@
               endpoint_map.py: its address, or any port
     control   tcp, the task's address in the cluster        hello
 
-Both live in this process. Communication shards (relay.py) take the answers over tcp out of it, where somebody asks for them.
+Both live in this process. Communication shards (relay.py) take the answers over tcp out of it, where somebody asks for them; they
+share the data port.
+
+    setting     without shards: the thread in run(), and else the progress thread     with shards
+    polling     run(), and threads that wait, never sleep; the progress thread        that, and shards never sleep
+                does, as it would keep the interpreter from threads that compute
+    pin_cores   both stay on one core                                                 each shard stays on one of its own
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,16 +26,16 @@ from prpc_engine import errors, slab
 from prpc_engine.address import Address
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import CONTROL_TARGET, DATA_TARGET, HELLO, Facts, check_plan
+from prpc_engine.cluster.cores import take_cores
 from prpc_engine.cluster.relay import Relays
 from prpc_engine.config import TlsSettings, allow_from, limits_from, secret_from, transports_from
-from prpc_engine.endpoint_map import Rule
 from prpc_engine.master.master import close_in_reactor
 from prpc_engine.method import ENGINE
 from prpc_engine.network import NetworkSettings
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server as Methods
-from shard import Driver, Limits, usable_cores
+from shard import Driver, Limits, pin, restore, usable_cores
 
 LINGER_S = 0.2  # at close(), for receivers to drop arrays that we lent them
 
@@ -57,7 +62,6 @@ class Place:
 def place_from(
     task: str,
     plan: str,
-    rule: Rule,
     control: Address,
     data: Address | None,
     config: ServerConfig,
@@ -76,11 +80,11 @@ def place_from(
         tls=config.tls,
         polling=settings.polling,
         pin_cores=settings.pin_cores,
-        shards=_shards_from(task, rule, transports, config, settings),
+        shards=_shards_from(task, transports, config, settings),
     )
 
 
-def _shards_from(task: str, rule: Rule, transports: tuple[str, ...], config: ServerConfig, settings: NetworkSettings) -> int:
+def _shards_from(task: str, transports: tuple[str, ...], config: ServerConfig, settings: NetworkSettings) -> int:
     """How many communication shards. Raises ConfigError where the config wants some, and there can be none."""
     asked, why = config.shards, ""
     if asked is None:
@@ -89,12 +93,8 @@ def _shards_from(task: str, rule: Rule, transports: tuple[str, ...], config: Ser
         asked = settings.cores if is_asked else 0
         if len(usable_cores()) <= asked:
             why = f"{len(usable_cores())} usable cores are not one for each, and one for the application"
-    if rule != "exchange":
-        why = f"by rule {rule!r} the task has one data port, and each shard listens at one of its own"
-    elif set(transports) != {"shm", "tcp"}:
+    if set(transports) != {"shm", "tcp"}:
         why = f"they need shared memory and tcp, and transports are {', '.join(transports)}"
-    if settings.pin_cores and (not asked or why):
-        logger.warning("%s has no effect: there are no communication shards to bind", settings.origins["pin_cores"])
     if not asked or not why:
         return asked
     text = f"{task} has no communication shards, {asked} were asked for: {why}; its own process answers"
@@ -111,6 +111,7 @@ class Endpoint:
         self._place = place
         self._methods = methods
         self._relays: Relays | None = None
+        self._core: int | None = None  # of this process's communication threads
         self.driver = driver = Driver(place.polling, "prpc-server", engine=ENGINE)
         with contextlib.ExitStack() as closing:
             closing.callback(driver.close)
@@ -124,8 +125,13 @@ class Endpoint:
             if place.shards:
                 self._relays = Relays(place.shards, place.polling, place.pin_cores, driver)
                 closing.callback(self._relays.close)
-                host = _listening_host(place.control.host)
-                self._relays.listen(place.task, self.data.addresses, place.secret, place.limits, host, place.tls)
+                host, port = _listening_host(place.data.host), int(self.data.address("tcp").rpartition(":")[2])
+                self._relays.serve(place.task, self.data, methods, place.secret, place.limits, host, port, place.tls)
+            elif place.pin_cores:
+                locks = take_cores(1)
+                closing.callback(locks.close)
+                for self._core in locks.cores:
+                    driver.pin(self._core)
             self._closing = closing.pop_all()
         self.address = replace(place.control, port=int(self.control.address("tcp").rpartition(":")[2]))
 
@@ -161,10 +167,24 @@ class Endpoint:
         self.control.servers[CONTROL_TARGET] = Methods("control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow)
         self.driver.take_over()
 
+    def run(self, timeout_s: float | None) -> None:
+        """Answer from this thread, for `timeout_s` seconds at most or until driver.stop_running()."""
+        before = None if self._core is None else pin(self._core)
+        try:
+            self.driver.run(timeout_s)
+        finally:
+            if before is not None:
+                restore(before)
+
     @property
     def living_shards(self) -> int:
         """How many communication shards there are now."""
-        return len(self._relays.living()) if self._relays is not None else 0
+        return self._relays.living if self._relays is not None else 0
+
+    @property
+    def shard_connections(self) -> tuple[int, ...]:
+        """How many connections each of them has."""
+        return self._relays.connections() if self._relays is not None else ()
 
     def _hello(self, plan: str, task: str, incarnation: int) -> list[Any]:
         me = self.me
@@ -172,12 +192,7 @@ class Endpoint:
             check_plan(me.plan, me.task, plan, task)
         except errors.ConfigError as error:
             logger.warning("%s", str(error))  # who asked compares too, and fails
-        data = list(me.data)
-        living = self._relays.living() if self._relays is not None else []
-        if living:
-            theirs = living[zlib.crc32(task.encode()) % len(living)]
-            data = [theirs if address.startswith("tcp://") else address for address in data]
-        return [me.plan, me.task, me.incarnation, data]
+        return [me.plan, me.task, me.incarnation, list(me.data)]
 
     def close(self) -> None:
         """End the shards, hang up on everybody."""

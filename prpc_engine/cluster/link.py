@@ -83,15 +83,25 @@ class Link:
 
     `task`, `control`  who that is, and where; `data`: by rule "file" or "offset"
     `me`               what to say of this side
+    `on_failure`       called after each attempt that failed, in the thread that connects
     """
 
     def __init__(
-        self, task: str, control: Address, data: Address | None, me: Facts, control_node: Node, data_node: Node, patience_s: float
+        self,
+        task: str,
+        control: Address,
+        data: Address | None,
+        me: Facts,
+        control_node: Node,
+        data_node: Node,
+        patience_s: float,
+        on_failure: Callable[[], None],
     ) -> None:
         self.task = task
         self._control, self._data, self._me = control, data, me
         self._control_node, self._data_node = control_node, data_node
         self._patience_s = patience_s
+        self._on_failure = on_failure
         self._text = f"{task} at {control}"
         self._hello_route = FixedRoute(CONTROL_TARGET, task)
         self._route = FixedRoute(DATA_TARGET, task)
@@ -221,6 +231,7 @@ class Link:
                 if not is_told:
                     is_told = True
                     logger.warning("waiting for %s, for up to %.3g s: %s", self._text, self._patience_s, str(error))
+                self._on_failure()
             except Exception as error:  # another cluster, another secret, closed; or a bug, which those that wait must hear of
                 self._end(self._failure(error))
                 return

@@ -1,31 +1,36 @@
-"""Communication shards of a task: processes that answer other tasks' receives over tcp, each with its own connections and slab.
+"""Communication shards of a task: processes that answer other tasks' receives over tcp, each with its own connections and slab,
+all behind the task's one data port.
 
     what                                     runs in
     the table, send(), recv(), hello         the application
     a receive that comes over shared memory  the application: a hop would gain nothing
-    a receive that comes over tcp            a shard: it accepts, decodes, asks the application over shared memory, and answers
+    a receive that comes over tcp, and       a shard: it greets, decodes, asks the application over shared memory, and answers
+      whatever else a task may ask here
+    a tcp connection, until its hello        the application, which hands it to the shard with the fewest
+                                             (shard/transport/shared_port.py); while none lives, it stays there
     what this task receives from others      the application, over connections of its own
 
-A shard writes a large tensor to its socket out of the application's slab, which lends it. Other tasks are dealt out at hello, by
-a hash of their names, over the shards that live; when none does, the application's own tcp port is offered. One that died is not
-started again.
+A shard writes a large tensor to its socket out of the application's slab, which lends it.
+
+    a shard died                             its connections end: who waits there gets TaskLost, which names what was asked; what
+                                             the application had ready for them is ready again, unless it was on its way
+    meanwhile                                who connects, those tasks among them, gets one of the others
+    it is started again (shard/restart.py)   it gets the next connections, as it has the fewest
 
 A shard is a spawned process: who asks for some makes the Server under `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prpc_engine import slab
 from prpc_engine.call import Call
-from prpc_engine.cluster.control import ABORT, DATA_TARGET, RECEIVE
-from prpc_engine.cluster.errors import typed
+from prpc_engine.cluster.control import DATA_TARGET
+from prpc_engine.cluster.cores import take_cores
 from prpc_engine.config import TlsSettings, allow_from
 from prpc_engine.context import calling_peer
 from prpc_engine.errors import ConfigError, RemoteError
@@ -34,10 +39,10 @@ from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
-from shard import CoreLocks, Driver, Limits, ShardGroup, bind_memory, pin, this_shard
+from shard import CoreLocks, Dealer, DealtPort, Driver, Limits, RestartPolicy, ShardGroup, bind_memory, pin, this_shard
 
-OPEN_TIMEOUT_S = 30.0  # for the shards to listen, on a machine that is starting a whole job
-CORES_FOLDER = Path(tempfile.gettempdir()) / "prpc-cpuset"  # of the locks that keep two tasks of this host from one core
+OPEN_TIMEOUT_S = 30.0  # for a shard to reach its application, on a machine that is starting a whole job
+RESTART = RestartPolicy("on-failure")
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,13 @@ class RelaySettings:
 
     task: str
     application: tuple[str, ...]  # addresses of the task's data node
+    methods: tuple[str, ...]  # of its server
+    dealer: str
+    key: bytes = field(repr=False)  # of the dealer
     secret: bytes = field(repr=False)
     limits: Limits
     host: str
+    port: int
     tls: TlsSettings | None
     cores: tuple[int, ...]  # where each shard is bound; none: they are not
 
@@ -57,10 +66,11 @@ class Relays:
     """The communication shards of one task, on the application's side. Owned by its Server. Raises ConfigError, ShardError."""
 
     def __init__(self, count: int, polling: bool, wants_cores: bool, driver: Driver) -> None:
-        self._locks = CoreLocks.take(count, CORES_FOLDER) if wants_cores else CoreLocks((), ())
-        self.addresses: list[str] = []
+        self._locks = take_cores(count) if wants_cores else CoreLocks((), ())
+        self._driver = driver
+        self._dealer: Dealer | None = None
         try:
-            self._group = ShardGroup(count, polling=polling, pin=False, driver=driver)
+            self._group = ShardGroup(count, polling=polling, pin=False, driver=driver, restart=RESTART)
         except ValueError as error:
             self._locks.close()
             raise ConfigError(f"communication shards: {error}") from error
@@ -68,21 +78,49 @@ class Relays:
             self._locks.close()
             raise
 
-    def listen(
-        self, task: str, application: Sequence[str], secret: bytes, limits: Limits, host: str, tls: TlsSettings | None
+    def serve(
+        self,
+        task: str,
+        data: Node,
+        methods: Iterable[str],
+        secret: bytes,
+        limits: Limits,
+        host: str,
+        port: int,
+        tls: TlsSettings | None,
     ) -> None:
-        """Have every shard listen, and connect to the task's data node."""
-        settings = RelaySettings(task, tuple(application), secret, limits, host, tls, self._locks.cores)
-        self.addresses = self._group.map(open_relay, settings, timeout_s=OPEN_TIMEOUT_S)
+        """Have every shard, and each that is started again, answer what comes to the tcp port of the task's data node."""
+        dealer = self._dealer = Dealer(self._driver.reactor)
+        settings = RelaySettings(
+            task,
+            tuple(data.addresses),
+            tuple(methods),
+            dealer.name,
+            dealer.key,
+            secret,
+            limits,
+            host,
+            port,
+            tls,
+            self._locks.cores,
+        )
+        self._group.at_start(open_relay, settings)
+        data.deal_out(dealer)
 
-    def living(self) -> list[str]:
-        """The tcp addresses of the shards that live."""
-        shards = self._group.statistics().shards
-        return [address for address, one in zip(self.addresses, shards, strict=True) if one.alive]
+    @property
+    def living(self) -> int:
+        """How many shards live."""
+        return sum(one.alive for one in self._group.statistics().shards)
+
+    def connections(self) -> tuple[int, ...]:
+        """How many connections each shard has that takes any, in the order they were started."""
+        return self._dealer.connections() if self._dealer is not None else ()
 
     def close(self) -> None:
         """End the shards, and let others have their cores."""
         self._group.close()
+        if self._dealer is not None:
+            self._driver.reactor.call_soon(self._dealer.close)
         self._locks.close()
 
 
@@ -99,23 +137,22 @@ class _Relay:
             bind_memory(settings.cores[shard.index])
         slab.use_slab(shard.slab)
         self.node = Node(
-            shard.reactor, None, shard.slab, settings.secret, settings.limits, ("shm", "tcp"), settings.host, 0, settings.tls
+            shard.reactor, None, shard.slab, settings.secret, settings.limits, ("shm",), settings.host, 0, settings.tls
         )
         shard.at_stop(self.node.close)
         self._application = self.node.peer_at(settings.application, OPEN_TIMEOUT_S, settings.task)
         self._route = FixedRoute(DATA_TARGET, settings.task)
         self._under_way: defaultdict[Peer | None, set[Call]] = defaultdict(set)
         self.node.on_peer_lost = self._peer_lost
-        methods = {RECEIVE: self.receive, ABORT: self.abort}
+        methods = {name: self._forwarder(name) for name in settings.methods}
         self.node.servers[DATA_TARGET] = Server("data", shard.index, DATA_TARGET, methods, allow=allow_from(None))
+        self.node.take(DealtPort(settings.dealer, settings.key, (settings.host, settings.port)))  # last: it is ready now
 
-    async def receive(self, *arguments: Any) -> Any:
-        """See Server of the cluster, in whose name this answers."""
-        return await self._ask(RECEIVE, arguments)
+    def _forwarder(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def forward(*arguments: Any) -> Any:
+            return await self._ask(method, arguments)
 
-    async def abort(self, *arguments: Any) -> Any:
-        """The same."""
-        return await self._ask(ABORT, arguments)
+        return forward
 
     async def _ask(self, method: str, arguments: tuple[Any, ...]) -> Any:
         asker = calling_peer()
@@ -125,7 +162,7 @@ class _Relay:
         try:
             return await call
         except RemoteError as error:
-            raise typed(error) from None
+            raise _raised_again(error) from None
         finally:
             call.cancel()  # when we are cancelled ourselves
             self._under_way[asker].discard(call)
@@ -136,11 +173,18 @@ class _Relay:
             call.set_result([])  # nobody is there to hear it
 
 
+def _raised_again(error: RemoteError) -> Exception:
+    """What the application raised, under its name: who asked knows errors by that."""
+    module, _, name = error.type_name.rpartition(".")
+    kind = type(name, (Exception,), {"__module__": module or "builtins"})
+    raised: Exception = kind(error.remote_message)
+    return raised
+
+
 _relay: _Relay | None = None
 
 
-def open_relay(settings: RelaySettings) -> str:
-    """Make this shard's relay: the address that it listens at, "tcp://host:port"."""
+def open_relay(settings: RelaySettings) -> None:
+    """Make this shard's relay."""
     global _relay
     _relay = _Relay(settings)
-    return f"tcp://{_relay.node.address('tcp')}"

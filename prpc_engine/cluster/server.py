@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -36,10 +36,11 @@ from prpc_engine.cluster.control import ABORT, RECEIVE
 from prpc_engine.cluster.endpoint import Endpoint, place_from
 from prpc_engine.cluster.errors import StepAborted
 from prpc_engine.cluster.fuse import Collector
-from prpc_engine.cluster.link import Link, LinkStatistics
+from prpc_engine.cluster.link import Errand, Link, LinkStatistics
 from prpc_engine.cluster.names import Names, device, plan_of, who_am_i
 from prpc_engine.cluster.receipt import Message, Receipt
 from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Request, Tensor, restarted
+from prpc_engine.cluster.verbs import PERIOD_S, Verbs
 from prpc_engine.cluster_spec import ClusterSpec
 from prpc_engine.config import check_timeout
 from prpc_engine.context import calling_peer
@@ -88,6 +89,7 @@ class ServerStatistics:
     fused: int  # of those, how many left with others in one message
     answers: int  # requests of other tasks that were answered here
     shards: int  # that answer those that come over tcp; 0: this process does
+    shard_connections: tuple[int, ...]  # of each of them
     waiting: int  # tensors and requests in the table here
     waiting_bytes: int  # of the tensors
     steps: int  # remembered by the table
@@ -104,6 +106,7 @@ class Server:
     protocol    "prpc" or "grpc++", which mean the same
     config      see ServerConfig
     start       start() at once
+    methods     more of what other tasks may ask(), by name; they run as the methods of any service
 
     Tasks are named by device, "/job:ps/task:0"; a step is a number from 0 on, and what the tasks do together under one.
     Raises ConfigError; and as start() does.
@@ -117,6 +120,7 @@ class Server:
         protocol: str = "prpc",
         config: ServerConfig | None = None,
         start: bool = True,
+        methods: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         if protocol not in PROTOCOLS:
             raise errors.ConfigError(
@@ -128,12 +132,12 @@ class Server:
         self.settings = NetworkSettings.for_task(spec, task.job, os.environ)
         for line in self.settings.unread:
             logger.warning("%s", line)
-        self._endpoints, _ = load_data_endpoints(spec, os.environ)
+        self._endpoints, self._map_file = load_data_endpoints(spec, os.environ)
         self._names = Names(spec)
         self._task = device(task)
         self._number = self._names.number(self._task)
         plan, data = plan_of(spec, self._endpoints), self._endpoints.addresses.get(task)
-        self._place = place_from(self._task, plan, self._endpoints.rule, spec.addresses[task], data, config, self.settings)
+        self._place = place_from(self._task, plan, spec.addresses[task], data, config, self.settings)
         self._fuses = self.settings.tensor_fuse if config.tensor_fuse is None else config.tensor_fuse
         self._guard = threading.Lock()
         self._changing = threading.Lock()  # of the state
@@ -141,7 +145,10 @@ class Server:
             threading.Lock(), config.tensors_max or self.settings.flow_control_max or TENSORS_MAX, config.bytes_max
         )
         self._links: dict[int, Link] = {}
-        self._messages = self._tensors = self._fused = self._answers = 0
+        self._methods: dict[str, Callable[..., Any]] = {**(methods or {}), RECEIVE: self._receive, ABORT: self._abort_here}
+        self.on_peer_lost: Callable[[Peer], None] = _ignore  # whoever had asked for something is gone
+        self._verbs = Verbs()
+        self._map_told = ""  # what was logged about the file last
         self.state = State.NEW
         if start:
             self.start()
@@ -154,10 +161,11 @@ class Server:
             if self.state is State.STOPPED:
                 raise self._stopped()
             if self.state is State.NEW:
-                self._at = Endpoint(self._place, {RECEIVE: self._receive, ABORT: self._abort_here}, self._peer_lost)
+                self._at = Endpoint(self._place, self._methods, self._peer_lost)
                 self._collector = Collector(self._fuses, self._at.driver, threading.Lock(), self._leave)
                 self._at.serve()
                 self.state = State.STARTED
+                self._at.driver.reactor.call_soon(partial(self._log_verbs_later, self._verbs.copy()))
 
     @property
     def target(self) -> str:
@@ -169,7 +177,7 @@ class Server:
         if self.state is State.NEW:
             raise self._not_started()
         if self.state is State.STARTED:
-            self._at.driver.run(timeout_s)
+            self._at.run(timeout_s)
         return self.state is State.STOPPED
 
     def stop(self) -> None:
@@ -205,17 +213,28 @@ class Server:
         return ServerStatistics(
             state=self.state.value,
             rule=self._endpoints.rule,
-            messages=self._messages,
-            tensors=self._tensors,
-            fused=self._fused,
-            answers=self._answers,
+            messages=self._verbs.request,
+            tensors=self._verbs.receive,
+            fused=self._verbs.fused,
+            answers=self._verbs.answer,
             shards=self._at.living_shards if self.state is State.STARTED else 0,
+            shard_connections=self._at.shard_connections if self.state is State.STARTED else (),
             waiting=self._table.waiting,
             waiting_bytes=self._table.nbytes,
             steps=self._table.steps,
             links={link.task: link.statistics() for link in list(self._links.values())},
             slab=slab.default_slab().statistics(),
         )
+
+    def _log_verbs_later(self, before: Verbs) -> None:
+        def log() -> None:
+            now = self._verbs.copy()
+            rates = now.rates_since(before, PERIOD_S)
+            if rates:
+                logger.info("%s: %s in the last %.0f s", self._task, rates, PERIOD_S)
+            self._log_verbs_later(now)
+
+        self._at.driver.reactor.call_later(PERIOD_S, log)
 
     # -- tensors ---------------------------------------------------------------------------------------------------------
 
@@ -234,6 +253,7 @@ class Server:
                 f"{key!r}: a dead tensor is None with is_dead=True, a living one an array with is_dead=False"
             )
         ready = self._table.put(step, number, key, None if is_dead else self._kept(key, tensor))
+        self._verbs.send += 1
         if ready is not None:
             self._at.driver.reactor.call_soon(partial(self._answer, *ready))
 
@@ -314,6 +334,13 @@ class Server:
         self._end_requests(self._table.cleanup(step), text)
         self._collector.end(step, StepAborted(text))
 
+    def ask(self, task: str, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float) -> Errand:
+        """Ask a task, this one too, for one of the `methods` of its Server; `what` is for texts, and `arguments` is told the
+        incarnation of the task. Never waits; the errand ends as that of Link.submit(). Raises Closed, Backpressure,
+        ConfigError."""
+        self._check_started()
+        return self._link(self._names.number(task)).submit(method, what, arguments, timeout_s)
+
     # -- what others ask, in the reactor's thread --------------------------------------------------------------------------
 
     def _receive(self, step: int, keys: list[str], number: int, incarnation: int, wanted: int) -> list[Tensor] | Future:
@@ -323,13 +350,13 @@ class Server:
         self._table.met(step, number, incarnation, device(self._names.tasks[number]))
         request, tensors = self._table.ask(step, number, keys, calling_peer())
         if tensors is not None:
-            self._answers += 1
+            self._verbs.answer += 1
             return tensors
         request.answer.add_done_callback(lambda _: self._table.give_up(request))
         return request.answer
 
     def _answer(self, request: Request, tensors: list[Tensor]) -> None:
-        self._answers += 1
+        self._verbs.answer += 1
         if not request.answer.set_result(tensors):
             logger.warning(
                 "%d tensors of step %d are lost: %s gave them up as they were sent",
@@ -340,8 +367,10 @@ class Server:
         if self.state is State.STARTED:  # else we hung up, on all of them
             for request in self._table.give_up_all(peer):
                 request.answer.set_result([])  # nobody is there to hear it
+            self.on_peer_lost(peer)
 
     def _abort_here(self, step: int, text: str) -> None:
+        self._verbs.abort += 1
         self._end_requests(self._table.abort(step, text), text)
         self._collector.end(step, StepAborted(text))
 
@@ -366,10 +395,10 @@ class Server:
 
     def _send(self, message: Message) -> Future:
         count = len(message.keys)
-        self._messages += 1
-        self._tensors += count
+        self._verbs.request += 1
+        self._verbs.receive += count
         if count > 1:
-            self._fused += count
+            self._verbs.fused += count
         link, step, keys = self._link(message.number), message.step, message.keys
 
         def arguments(incarnation: int) -> tuple[Any, ...]:
@@ -388,10 +417,19 @@ class Server:
             patience_s = self.settings.connection_timeout_s
             with self._guard:
                 link = self._links.get(number) or Link(
-                    device(task), control, data, self._at.me, self._at.control, self._at.data, patience_s
+                    device(task), control, data, self._at.me, self._at.control, self._at.data, patience_s, self._look_at_map
                 )
                 self._links[number] = link
         return link
+
+    def _look_at_map(self) -> None:
+        """A task cannot be reached: perhaps somebody has written another address of it into .endpoint_map."""
+        try:
+            self._map_file.check_unchanged()
+        except errors.ConfigError as error:
+            if str(error) != self._map_told:
+                self._map_told = str(error)
+                logger.warning("%s", str(error))
 
     def _kept(self, key: str, tensor: object) -> NDArray[Any]:
         """The tensor as it is now: its owner may change it once send() returns, unless it asked for shared memory."""
@@ -405,6 +443,10 @@ class Server:
         copied = self._at.data.slab.empty(array.shape, array.dtype)
         copied[...] = array
         return copied
+
+
+def _ignore(peer: Peer) -> None:
+    """While nobody wants to know."""
 
 
 def _check_step(step: object) -> None:

@@ -20,7 +20,7 @@ of `changed` watches again from the version it knows.
 
 from __future__ import annotations
 
-from prpc_engine.errors import ConfigError
+from prpc_engine.address import Address
 
 MASTER_TARGET, WATCH_TARGET = 1, 2  # below what the registry gives to servers
 # On top of what a verb waits at the master: the way there and back, and a turn of a busy master.
@@ -43,8 +43,6 @@ WATCH_ROUTE = FixedRoute(WATCH_TARGET, "a watcher")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of "host:port"; raises ConfigError with what is allowed."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is no address: host:port expected, such as 127.0.0.1:0")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    """The parts of "host:port", port 0 for any free one; raises ConfigError with what is allowed."""
+    parsed = Address.parse(address, port_min=0)
+    return parsed.host, parsed.port

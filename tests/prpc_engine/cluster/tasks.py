@@ -40,6 +40,18 @@ def cluster_at(host: str, **jobs: int) -> dict[str, list[str]]:
     return {job: [f"{host}:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
 
 
+def rule_environment(rule: str, cluster: dict[str, list[str]], folder: Path) -> dict[str, str]:
+    """What makes tasks find each other's data by that rule."""
+    if rule == "offset":
+        return {"PRPC_DATA_PORT_OFFSET": "1000"}
+    if rule == "exchange":
+        return {}
+    controls = [address for addresses in cluster.values() for address in addresses]
+    lines = [f"{control}={control.partition(':')[0]}:{DATA_PORT + index}\n" for index, control in enumerate(controls)]
+    (folder / ".endpoint_map").write_text("".join(lines))
+    return {"PRPC_ENDPOINT_MAP": str(folder)}
+
+
 class TaskProcess:
     """One such process. A context manager; its end is a clean one, unless it was killed before."""
 

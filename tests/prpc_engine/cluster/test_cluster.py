@@ -13,7 +13,7 @@ import pytest
 from prpc_engine import Master, Server, ServerConfig, empty
 from prpc_engine.cluster import StepAborted, TaskLost, TaskRestarted, TaskUnreachable
 from prpc_engine.errors import AuthenticationFailed, Cancelled, DeadlineExceeded
-from tests.prpc_engine.cluster.tasks import DATA_PORT, PATIENCE_S, TaskProcess, cluster_at, fresh_host
+from tests.prpc_engine.cluster.tasks import PATIENCE_S, TaskProcess, cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import wait_until
 
 PS0, PS1, WORKER0, WORKER1 = (f"/job:{job}/task:{index}" for job in ("ps", "worker") for index in (0, 1))
@@ -22,18 +22,6 @@ PS0, PS1, WORKER0, WORKER1 = (f"/job:{job}/task:{index}" for job in ("ps", "work
 @pytest.fixture
 def host(seed: int) -> str:
     return fresh_host(seed)
-
-
-def rule_environment(rule: str, cluster: dict[str, list[str]], folder: Path) -> dict[str, str]:
-    """What makes tasks find each other's data by that rule."""
-    if rule == "offset":
-        return {"PRPC_DATA_PORT_OFFSET": "1000"}
-    if rule == "exchange":
-        return {}
-    controls = [address for addresses in cluster.values() for address in addresses]
-    lines = [f"{control}={control.partition(':')[0]}:{DATA_PORT + index}\n" for index, control in enumerate(controls)]
-    (folder / ".endpoint_map").write_text("".join(lines))
-    return {"PRPC_ENDPOINT_MAP": str(folder)}
 
 
 @pytest.mark.parametrize("rule", ["file", "offset", "exchange"])

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from prpc_engine import Server, ServerConfig
-from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, relay
-from prpc_engine.errors import ConfigError, DeadlineExceeded
-from shard import CoreLocks, usable_cores
-from tests.prpc_engine.cluster.tasks import PATIENCE_S, cluster_at, fresh_host
+from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, cores
+from prpc_engine.config import TlsSettings
+from prpc_engine.errors import ConfigError, DeadlineExceeded, RemoteError
+from shard import CoreLocks, ShardStatistics, usable_cores
+from tests.certificates import Authority
+from tests.prpc_engine.cluster.tasks import PATIENCE_S, cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import wait_until
 
 PS0, WORKER0, WORKER1 = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
@@ -67,31 +69,138 @@ def test_who_gives_up_or_goes_away_behind_a_shard_leaves_its_tensors_there(tasks
     wait_until(lambda: ps.statistics().waiting == 0)
 
 
-def test_when_a_shard_is_killed_its_receivers_hear_of_it_and_the_others_go_on(
-    tasks: tuple[Server, Server], caplog: pytest.LogCaptureFixture
+def shards_of(server: Server) -> tuple[ShardStatistics, ...]:
+    assert server._at._relays is not None
+    return server._at._relays._group.statistics().shards
+
+
+@pytest.mark.parametrize("rule", ["file", "offset", "exchange"])
+def test_four_tasks_at_one_data_port_are_spread_evenly(
+    rule: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster = cluster_at(host, ps=1, worker=4)
+    for name, value in rule_environment(rule, cluster, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    with contextlib.ExitStack() as exits:
+        ps = exits.enter_context(Server(cluster, "ps", 0, config=ServerConfig(shards=2)))
+        config = ServerConfig(transports=["tcp"])
+        for index in range(4):
+            worker = exits.enter_context(Server(cluster, "worker", index, config=config))
+            ps.send("weights", np.array(index), to=f"/job:worker/task:{index}", step=0)
+            assert worker.recv("weights", source=PS0, step=0) == index
+            counts = ps.statistics().shard_connections
+            assert sum(counts) == index + 1
+            assert max(counts) - min(counts) <= 1
+        assert ps.statistics().shards == 2
+
+
+def test_whatever_else_a_task_may_ask_comes_through_a_shard_too_and_so_do_its_errors(host: str) -> None:
+    def check(number: int) -> int:
+        if number:
+            raise LookupError(f"no {number} here")
+        return os.getpid()
+
+    cluster = cluster_at(host, ps=1, worker=1)
+    with (
+        Server(cluster, "ps", 0, config=ServerConfig(shards=1), methods={"check": check}),
+        Server(cluster, "worker", 0, config=ServerConfig(transports=["tcp"])) as worker,
+    ):
+        assert worker.ask(PS0, "check", "a check", lambda _: (0,), PATIENCE_S).result() == os.getpid()
+        with pytest.raises(RemoteError, match="raised LookupError: no 7 here") as caught:
+            worker.ask(PS0, "check", "a check", lambda _: (7,), PATIENCE_S).result()
+        assert caught.value.type_name == "LookupError"
+
+
+def test_with_tls_the_lanes_of_a_task_meet_at_one_shard(host: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = authority.issue("task")
+    tls = TlsSettings(files.cert, files.key, files.ca)
+    cluster = cluster_at(host, ps=1, worker=1)
+    with (
+        Server(cluster, "ps", 0, config=ServerConfig(shards=2, tls=tls)) as ps,
+        Server(cluster, "worker", 0, config=ServerConfig(transports=["tcp"], tls=tls)) as worker,
+    ):
+        large = np.arange(1 << 18, dtype=np.float64)  # it takes the lane for large messages
+        for step in range(2):
+            ps.send("large", large, to=WORKER0, step=step)
+            np.testing.assert_array_equal(worker.recv("large", source=PS0, step=step), large)  # type: ignore[arg-type]
+        assert sorted(ps.statistics().shard_connections) == [0, 1]
+
+
+def test_a_killed_shard_is_started_again_and_its_receives_fail_by_name(tasks: tuple[Server, Server]) -> None:
     ps, worker = tasks
     wait = worker.submit_recv("first", source=PS0, step=0)
     wait_until(lambda: ps.statistics().waiting == 1)
-    assert ps._at._relays is not None
-    for shard in ps._at._relays._group.statistics().shards:
+    before = shards_of(ps)
+    for shard in before:
         os.kill(shard.pid, signal.SIGKILL)
-    assert isinstance(wait.error(PATIENCE_S), TaskLost)
-    wait_until(lambda: ps.statistics().shards == 0)
-    ps.send("second", np.array(2), to=WORKER0, step=1)
-    assert worker.recv("second", source=PS0, step=1) == 2  # by the application's own port
+    with pytest.raises(TaskLost, match=f"'first' of step 0 was asked of {PS0}"):
+        wait.result(PATIENCE_S)
+    wait_until(lambda: ps.statistics().waiting == 0)  # whoever asks again is no duplicate
+    ps.send("first", np.array(1), to=WORKER0, step=0)
+    assert worker.recv("first", source=PS0, step=0) == 1  # by whichever shard, or the application, is there
+    wait_until(lambda: ps.statistics().shards == 2)
+    assert {shard.pid for shard in shards_of(ps)}.isdisjoint(shard.pid for shard in before)
+
+
+def test_one_killed_shard_leaves_the_other_alone_and_gets_the_next_connection(host: str) -> None:
+    cluster, config = cluster_at(host, ps=1, worker=2), ServerConfig(transports=["tcp"])
+    with (
+        Server(cluster, "ps", 0, config=ServerConfig(shards=2)) as ps,
+        Server(cluster, "worker", 0, config=config) as worker0,
+        Server(cluster, "worker", 1, config=config) as worker1,
+    ):
+        waits = []
+        for number, worker in enumerate((worker0, worker1)):
+            waits.append(worker.submit_recv("weights", source=PS0, step=0))
+            wait_until(lambda count=number + 1: ps.statistics().waiting == count)  # type: ignore[misc]
+        assert ps.statistics().shard_connections == (1, 1)
+        os.kill(shards_of(ps)[0].pid, signal.SIGKILL)
+        wait_until(lambda: any(wait.done() for wait in waits))
+        lost, kept = (0, 1) if waits[0].done() else (1, 0)
+        assert isinstance(waits[lost].error(PATIENCE_S), TaskLost)
+        wait_until(lambda: ps.statistics().shard_connections == (1, 0))  # the one that lives, and the new one
+        tasks = (WORKER0, WORKER1)
+        for task in tasks:
+            ps.send("weights", np.array(1), to=task, step=0)
+        assert waits[kept].result(PATIENCE_S) == 1
+        assert (worker0, worker1)[lost].recv("weights", source=PS0, step=0) == 1
+        assert ps.statistics().shard_connections == (1, 1)
 
 
 def test_shards_are_bound_to_cores_that_no_other_task_takes(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
-    monkeypatch.setattr(relay, "CORES_FOLDER", tmp_path)
+    monkeypatch.setattr(cores, "CORES_FOLDER", tmp_path)
     with Server(cluster_at(host, ps=1, worker=1), "ps", 0, config=ServerConfig(shards=1)) as ps:
-        assert ps._at._relays is not None
-        shard = ps._at._relays._group.statistics().shards[0]
         core = int(next(tmp_path.iterdir()).name)
-        assert os.sched_getaffinity(shard.pid) == {core}
+        assert os.sched_getaffinity(shards_of(ps)[0].pid) == {core}
         with contextlib.closing(CoreLocks.take(1, tmp_path, [core])) as locks:
             assert not locks.cores
+
+
+def test_without_shards_the_threads_that_answer_are_bound_and_poll(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
+    monkeypatch.setenv("PS_ENABLE_POLLING", "1")
+    monkeypatch.setattr(cores, "CORES_FOLDER", tmp_path)
+    before = os.sched_getaffinity(0)
+    with Server(cluster_at(host, ps=1, worker=1), "ps", 0) as ps:
+        core = int(next(tmp_path.iterdir()).name)
+        driver, seen = ps._at.driver, list[tuple[set[int], int]]()
+        assert os.sched_getaffinity(driver._thread.native_id or 0) == {core}
+
+        def look() -> None:
+            seen.append((os.sched_getaffinity(0), driver.reactor.parks))
+
+        driver.reactor.call_soon(lambda: driver.reactor.call_later(0.01, look))
+        driver.reactor.call_soon(lambda: driver.reactor.call_later(0.02, look))
+        driver.reactor.call_soon(lambda: driver.reactor.call_later(0.03, driver.stop_running))
+        ps.join(PATIENCE_S)
+        assert seen[0] == seen[1] == ({core}, seen[0][1])  # it did not sleep in between
+    assert os.sched_getaffinity(0) == before
+    with contextlib.closing(CoreLocks.take(1, tmp_path, [core])) as locks:
+        assert locks.cores == (core,)
 
 
 def test_where_shards_cannot_be_the_task_answers_itself(
@@ -102,6 +211,5 @@ def test_where_shards_cannot_be_the_task_answers_itself(
     with Server(cluster, "ps", 0) as ps:
         assert ps.statistics().shards == 0
     assert "usable cores are not one for each, and one for the application; its own process answers" in caplog.text
-    monkeypatch.setenv("PRPC_DATA_PORT_OFFSET", "1000")
-    with pytest.raises(ConfigError, match="by rule 'offset' the task has one data port"):
-        Server(cluster, "ps", 0, config=ServerConfig(shards=1))
+    with pytest.raises(ConfigError, match="they need shared memory and tcp, and transports are tcp"):
+        Server(cluster, "ps", 0, config=ServerConfig(shards=1, transports=["tcp"]))

@@ -9,6 +9,7 @@ import pytest
 from prpc_engine.cluster_spec import ClusterSpec
 from prpc_engine.errors import ConfigError
 from prpc_engine.network import UNREAD, NetworkSettings
+from shard import polling_enabled
 from tests.prpc_engine.endpoint_map.goldens import golden_lines
 
 # 20 tasks, so that the rule of Min cuts nothing but where a test wants it.
@@ -20,7 +21,7 @@ CLUSTER = ClusterSpec(
         "master": ["m:1"],
     }
 )
-ON, OFF = ("1", "true", "TRUE", "True", " 1\n"), ("0", "false", "FALSE", "False")
+ON, OFF = ("1", "true", "TRUE", "True", " 1\n", "on"), ("0", "false", "FALSE", "False", "Off")
 
 
 def settings(job: str, **environ: str) -> NetworkSettings:
@@ -143,7 +144,7 @@ BAD: dict[str, tuple[str, dict[str, str]]] = {
     "cores in other digits": ("ps", {"NETWORK_PS_CORE_NUMBER": "٣"}),
     "own cores 0": ("ps", {"PRPC_PS_CORE_NUMBER": "0"}),
     "yes": ("ps", {"PS_ENABLE_POLLING": "yes"}),
-    "on": ("worker", {"WORKER_ENABLE_POLLING": "on"}),
+    "oon": ("worker", {"WORKER_ENABLE_POLLING": "oon"}),
     "switch empty": ("ps", {"PS_DISABLE_PIN_CORES": ""}),
     "switch 2": ("worker", {"WORKER_DISABLE_PIN_CORES": "2"}),
     "switch of fusion": ("worker", {"TF_ENABLE_PS_GRAPH_FUSION": "no"}),
@@ -183,3 +184,14 @@ def test_a_variable_without_effect_is_told(name: str) -> None:
     assert len(found.unread) == 1
     assert found.unread[0].startswith(f"{name}='16' has no effect, ")
     assert found.unread[0].endswith(": there are NETWORK_PS_CORE_NUMBER and NETWORK_WORKER_CORE_NUMBER")
+
+
+@pytest.mark.parametrize("text", [*ON, *OFF, "yes", "no", "", "2", "enabled"])
+def test_the_engine_reads_a_switch_as_a_task_does(text: str) -> None:
+    try:
+        expected = polling_enabled("PS_ENABLE_POLLING", text, False)
+    except ValueError:
+        with pytest.raises(ConfigError):
+            settings("ps", PS_ENABLE_POLLING=text)
+    else:
+        assert settings("ps", PS_ENABLE_POLLING=text).polling is expected
