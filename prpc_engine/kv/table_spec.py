@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv import admission, compression, eviction, initializer, optimizer
+from prpc_engine.kv import admission, compression, consistency, eviction, initializer, optimizer
 from prpc_engine.kv.admission import Admission
 from prpc_engine.kv.compression import Compressor
+from prpc_engine.kv.consistency import Consistency
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.initializer import Initializer
 from prpc_engine.kv.optimizer import Optimizer
+from prpc_engine.kv.paced_table import dense_table, sparse_table
 from prpc_engine.kv.partition import PARTITIONS_MAX
 from prpc_engine.kv.spec import build, checked_count
 from prpc_engine.kv.storage import checked_storage, storage_dtype
@@ -76,6 +78,7 @@ class SparseSpec(TableSpec):
     admission: Admission | None = None
     eviction: Eviction | None = None
     compression: Compressor | None = None
+    consistency: Consistency | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +88,7 @@ class SparseSpec(TableSpec):
         self._settle("admission", admission.from_spec)
         self._settle("eviction", eviction.from_spec)
         self._settle("compression", compression.from_spec)
+        self._settle("consistency", consistency.from_spec)
         if self.compression is not None and self.compression.needs_feedback:
             raise ConfigError(
                 f"table {self.table!r}: compression {self.compression.name!r} needs what it leaves to be kept for the next push, "
@@ -92,12 +96,21 @@ class SparseSpec(TableSpec):
             )
 
     def make(self, clock: Callable[[], float] = time.monotonic) -> SparseTable:
-        dtype = storage_dtype(self.dtype)
-        bounds = self.admission, self.eviction
-        return SparseTable(self.dim, self.optimizer, self.initializer, dtype, *bounds, clock, self.compression)
+        return sparse_table(
+            self.table,
+            self.consistency,
+            self.compression,
+            dim=self.dim,
+            optimizer=self.optimizer,
+            initializer=self.initializer,
+            dtype=storage_dtype(self.dtype),
+            admission=self.admission,
+            eviction=self.eviction,
+            clock=clock,
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        own = {field: getattr(self, field) for field in ("admission", "eviction", "compression")}
+        own = {field: getattr(self, field) for field in ("admission", "eviction", "compression", "consistency")}
         return super().to_dict() | {field: value and value.to_spec() for field, value in own.items()}
 
 
@@ -111,6 +124,7 @@ class DenseSpec(TableSpec):
     end: int
     dtype: str = "float32"
     compression: Compressor | None = None
+    consistency: Consistency | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,6 +140,7 @@ class DenseSpec(TableSpec):
         self.initializer.check_width(1)
         self._settle("dtype", checked_storage)
         self._settle("compression", compression.from_spec)
+        self._settle("consistency", consistency.from_spec)
 
     @property
     def rows(self) -> int:
@@ -133,11 +148,21 @@ class DenseSpec(TableSpec):
         return self.shape[0] if self.shape else 1
 
     def make(self, clock: Callable[[], float] = time.monotonic) -> DenseTable:
-        shape = (self.end - self.begin, *self.shape[1:])
-        return DenseTable(shape, self.optimizer, self.initializer, self.begin, storage_dtype(self.dtype), self.compression)
+        return dense_table(
+            self.table,
+            self.consistency,
+            self.compression,
+            shape=(self.end - self.begin, *self.shape[1:]),
+            optimizer=self.optimizer,
+            initializer=self.initializer,
+            begin=self.begin,
+            dtype=storage_dtype(self.dtype),
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"shape": list(self.shape), "compression": self.compression and self.compression.to_spec()}
+        own = {field: getattr(self, field) for field in ("compression", "consistency")}
+        plain = {field: value and value.to_spec() for field, value in own.items()}
+        return super().to_dict() | {"shape": list(self.shape)} | plain
 
 
 TABLES: dict[str, type[TableSpec]] = {"sparse": SparseSpec, "dense": DenseSpec}

@@ -1,0 +1,140 @@
+"""Tables under a consistency model: those of table.py, whose verbs may wait for other workers (pace.py).
+
+    ssp     each verb is that of table.py, when it may run
+    sync    gradients are decoded and checked when they come, and applied once a step: dense ones summed, sparse ones with the
+            keys of all workers; a key that some have not pushed counts as zero in their mean. A step is one push to the table.
+
+They are tables in everything else: a checkpoint cuts them like any other. What waits has not been answered, and is in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prpc_engine.kv.checks import check_keys
+from prpc_engine.kv.compression import Compressor, received
+from prpc_engine.kv.consistency import Consistency, Ssp, Sync
+from prpc_engine.kv.pace import Bound, Gradients, Steps
+from prpc_engine.kv.table import DenseTable, SparseTable
+
+Keys = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+class SspDense(DenseTable):
+    """A dense table whose verbs wait for slower workers. Each answers with its value, or a Deferred."""
+
+    def __init__(self, pace: Bound, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pace = pace
+
+    def pull(self) -> Any:
+        return self._pace.pull(super().pull)
+
+    def push(self, *parts: Array) -> Any:
+        return self._pace.push(partial(super().push, *parts))
+
+    def push_pull(self, *parts: Array) -> Any:
+        return self._pace.push(_both(partial(super().push, *parts), super().pull))
+
+
+class SspSparse(SparseTable):
+    """A sparse table whose verbs wait for slower workers. Each answers with its value, or a Deferred."""
+
+    def __init__(self, pace: Bound, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pace = pace
+
+    def pull(self, keys: Keys) -> Any:
+        return self._pace.pull(partial(super().pull, keys))
+
+    def push(self, keys: Keys, *parts: Array) -> Any:
+        return self._pace.push(partial(super().push, keys, *parts))
+
+    def push_pull(self, keys: Keys, *parts: Array) -> Any:
+        return self._pace.push(_both(partial(super().push, keys, *parts), partial(super().pull, keys)))
+
+
+class SyncDense(DenseTable):
+    """A dense table that changes once a step, by the gradients of all workers. Its pushes answer with a Deferred."""
+
+    def __init__(self, pace: Steps, compression: Compressor | None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pace = pace
+        self._wire = compression
+
+    def push(self, *parts: Array) -> Any:
+        return self._pace.push(self._apply, _nothing, self._received(parts))
+
+    def push_pull(self, *parts: Array) -> Any:
+        return self._pace.push(self._apply, self.pull, self._received(parts))
+
+    def _received(self, parts: tuple[Array, ...]) -> Array:
+        return received("push to a dense table", self._wire, parts, self.values.shape)
+
+    def _apply(self, pushes: list[Gradients], scale: float) -> None:
+        total = pushes[0][0]
+        for i, (grads,) in enumerate(pushes[1:]):
+            total = np.add(total, grads, out=total if i else None)  # the first sum is ours, what came is not
+        super().push(total if scale == 1 else total * np.float32(scale))
+
+
+class SyncSparse(SparseTable):
+    """A sparse table that changes once a step, by the gradients of all workers. Its pushes answer with a Deferred."""
+
+    def __init__(self, pace: Steps, compression: Compressor | None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pace = pace
+        self._wire = compression
+
+    def push(self, keys: Keys, *parts: Array) -> Any:
+        return self._pace.push(self._apply, _nothing, *self._received(keys, parts))
+
+    def push_pull(self, keys: Keys, *parts: Array) -> Any:
+        return self._pace.push(self._apply, partial(self.pull, keys), *self._received(keys, parts))
+
+    def _received(self, keys: Keys, parts: tuple[Array, ...]) -> Gradients:
+        check_keys("push to a sparse table", keys)
+        return keys, received("push to a sparse table", self._wire, parts, (len(keys), self.dim))
+
+    def _apply(self, pushes: list[Gradients], scale: float) -> None:
+        keys = np.concatenate([keys for keys, _ in pushes])
+        grads = np.concatenate([grads for _, grads in pushes])
+        if scale != 1:
+            grads *= np.float32(scale)
+        super().push(keys, grads)
+
+
+def dense_table(table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any) -> DenseTable:
+    """A DenseTable(compression=compression, **settings) of that name, in the model that `consistency` says."""
+    if isinstance(consistency, Sync):
+        return SyncDense(Steps(table, consistency), compression, **settings)
+    if isinstance(consistency, Ssp):
+        return SspDense(Bound(table, consistency), compression=compression, **settings)
+    return DenseTable(compression=compression, **settings)
+
+
+def sparse_table(table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any) -> SparseTable:
+    """A SparseTable(compression=compression, **settings) of that name, in the model that `consistency` says."""
+    if isinstance(consistency, Sync):
+        return SyncSparse(Steps(table, consistency), compression, **settings)
+    if isinstance(consistency, Ssp):
+        return SspSparse(Bound(table, consistency), compression=compression, **settings)
+    return SparseTable(compression=compression, **settings)
+
+
+def _both(push: Callable[[], object], pull: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        push()
+        return pull()
+
+    return run
+
+
+def _nothing() -> None:
+    """The answer to a push."""

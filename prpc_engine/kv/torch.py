@@ -1,0 +1,175 @@
+"""Models of PyTorch whose parameters and embeddings live in tables. Needs torch (extra `torch`); imported only when asked for.
+
+    from prpc_engine.kv import torch as kv_torch
+
+    model = Model(kv_torch.EmbeddingBag(kv, "words", 64, {"name": "adagrad"}), ...)      # nn.Modules, inside and outside of it
+    optimizer = kv_torch.Optimizer(model, kv, "model", {"name": "adam", "learning_rate": 1e-3})
+    for keys, labels in batches:
+        optimizer.zero_grad()
+        loss(model(keys), labels).backward()
+        optimizer.step()
+
+    what                     lives in                   a batch                                     memory
+    parameters, float32      a dense table              step(): one push_pull for all of them       views of one array, as are
+    on the CPU               (parameters.py)                                                        their gradients: no copies
+    other parameters         the same                   the same                                    copied to and fro
+    embeddings               a sparse table             forward(): the batch's rows are pulled      one leaf tensor, to which
+                                                        step(): their gradients are pushed          backward() goes: no copies
+
+The state of optimizers is on the servers; learning rates and their schedules are in the tables' specs. Buffers (running means of
+BatchNorm) stay with each worker. Without gradients (torch.no_grad(), eval()) embeddings are only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from prpc_engine.errors import BadArguments
+from prpc_engine.kv.future import KVFuture
+from prpc_engine.kv.initializer import Initializer
+from prpc_engine.kv.optimizer import Optimizer as TableOptimizer
+from prpc_engine.kv.parameters import Parameters
+from prpc_engine.kv.worker import TableWorker
+
+Keys = npt.NDArray[np.int64]
+MODES = ("sum", "mean")
+FORWARDS_MAX = 1024  # whose rows wait for gradients: more means that nobody calls step() or zero_grad()
+
+
+class Embedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """int64 keys of any shape -> their rows, float32[*shape, dim]. Keys are any int64: there is no vocabulary to size.
+
+    more: of TableWorker.create_sparse (dtype, admission, eviction, compression, consistency, timeout_s).
+    """
+
+    def __init__(
+        self,
+        kv: TableWorker,
+        table: str,
+        dim: int,
+        optimizer: TableOptimizer | Mapping[str, Any],
+        initializer: Initializer | Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__()
+        kv.create_sparse(table, dim, optimizer, initializer, **more)
+        self.kv = kv
+        self.table = table
+        self.dim = dim
+        self._used: list[tuple[Keys, torch.Tensor]] = []  # since the last push: keys, and the rows whose gradients are to be
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        """The rows; each key travels once."""
+        rows, places = self._rows(keys)
+        return torch.nn.functional.embedding(places, rows)
+
+    def submit_push(self, *, timeout_s: float | None = None) -> KVFuture[None]:
+        """Send the gradients of all forwards since the last push, as one push."""
+        used = [(keys, rows.grad.numpy()) for keys, rows in self._used if rows.grad is not None]
+        self._used.clear()
+        keys = np.concatenate([keys for keys, _ in used]) if used else np.empty(0, np.int64)
+        grads = np.concatenate([grads for _, grads in used]) if used else np.empty((0, self.dim), np.float32)
+        return self.kv.submit_push(self.table, keys, grads, timeout_s=timeout_s)
+
+    def forget(self) -> None:
+        """Drop the gradients of all forwards since the last push."""
+        self._used.clear()
+
+    def _rows(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of the different keys, and which of them each key has."""
+        if keys.dtype != torch.int64:
+            raise BadArguments(f"embedding {self.table!r}: keys are {keys.dtype}; a tensor of torch.int64 is allowed")
+        asked, places = np.unique(keys.detach().cpu().numpy(), return_inverse=True)
+        pulled = self.kv.pull(self.table, asked)
+        rows = torch.from_numpy(pulled if pulled.flags.writeable else pulled.copy())
+        if self.training and torch.is_grad_enabled():
+            if len(self._used) >= FORWARDS_MAX:
+                raise BadArguments(
+                    f"embedding {self.table!r}: {FORWARDS_MAX} forwards without step() or zero_grad(); to read only, use "
+                    "torch.no_grad() or eval()"
+                )
+            rows.requires_grad_()
+            self._used.append((asked, rows))
+        return rows.to(keys.device), torch.from_numpy(places.reshape(keys.shape)).to(keys.device)
+
+
+class EmbeddingBag(Embedding):
+    """int64 keys [n, fields] -> the sum (or mean) of each line's rows: float32[n, dim]."""
+
+    def __init__(self, *args: Any, mode: str = "sum", **more: Any) -> None:
+        if mode not in MODES:
+            raise BadArguments(f"embedding bag: mode is {mode!r}; allowed: {', '.join(MODES)}")
+        super().__init__(*args, **more)
+        self.mode = mode
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        """The rows of each line, together."""
+        if keys.ndim != 2:
+            raise BadArguments(f"embedding bag {self.table!r}: keys of shape {list(keys.shape)}; [n, fields] is allowed")
+        rows, places = self._rows(keys)
+        return torch.nn.functional.embedding_bag(places, rows, mode=self.mode)
+
+
+class Optimizer:
+    """The parameters of `model` and the embeddings in it, kept on the servers. Workers' models must start alike (parameters.py).
+
+    more: of TableWorker.create_dense (compression, consistency, split_bytes_min, timeout_s). Parameters are bound to arrays that
+    all of them share; do not move the model to another device or dtype after this.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, kv: TableWorker, table: str, optimizer: TableOptimizer | Mapping[str, Any], **more: Any
+    ) -> None:
+        self._embeddings = [module for module in model.modules() if isinstance(module, Embedding)]
+        self._model = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        start = {name: parameter.detach().to("cpu", torch.float32).numpy() for name, parameter in self._model.items()}
+        self.parameters = Parameters(kv, table, start, optimizer, **more) if start else None
+        self._values = {name: torch.from_numpy(view) for name, view in self.parameters.values.items()} if self.parameters else {}
+        self._grads = {name: torch.from_numpy(view) for name, view in self.parameters.grads.items()} if self.parameters else {}
+        self._copied = []  # parameters that cannot be views of ours
+        for name, parameter in self._model.items():
+            if parameter.dtype == torch.float32 and parameter.device.type == "cpu":
+                parameter.data = self._values[name]
+            else:
+                self._copied.append(name)
+        self.pull()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for name, parameter in self._model.items():
+            self._grads[name].zero_()
+            parameter.grad = None if name in self._copied else self._grads[name]
+        for embedding in self._embeddings:
+            embedding.forget()
+
+    def pull(self, *, timeout_s: float | None = None) -> None:
+        """Take the present values of the parameters from the servers."""
+        if self.parameters is not None:
+            self.parameters.pull(timeout_s=timeout_s)
+            self._hand_out()
+
+    def step(self, *, timeout_s: float | None = None) -> None:
+        """Push all gradients, and take the new values of the parameters. timeout_s: of each push, in seconds."""
+        for name, parameter in self._model.items():
+            ours = self._grads[name]
+            if parameter.grad is None:
+                ours.zero_()
+            elif parameter.grad.data_ptr() != ours.data_ptr():
+                ours.copy_(parameter.grad)
+        pushes = [embedding.submit_push(timeout_s=timeout_s) for embedding in self._embeddings]
+        if self.parameters is not None:
+            self.parameters.take(self.parameters.submit_step(timeout_s=timeout_s).result())
+            self._hand_out()
+        for push in pushes:
+            push.result()
+
+    def _hand_out(self) -> None:
+        with torch.no_grad():
+            for name in self._copied:
+                self._model[name].copy_(self._values[name])
