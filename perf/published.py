@@ -7,6 +7,9 @@ Arrays are of float32, and their sizes binary: 5 x 64 Ki items are its "1.25 MB"
     nccl-nvlink         dist.send() from GPU to GPU, without an answer
     cuda-shared-tensor  a copy from GPU to GPU, and the round trip of a queue
 They are means of 10 (nccl: of 2) without warm-up, and stand where ours has medians.
+
+The C++ ps-lite (dmlc/ps-lite 15b8adf, built natively; zmq over loopback; one worker, one server; 2 cores of an AMD EPYC): rates
+of rounds of 40 keys (4 of 16 MB), each waited for as a whole, payload counted once; times of one push awaited, and of a barrier.
 """
 
 from __future__ import annotations
@@ -46,3 +49,39 @@ def results(bench: str, case: str, label: str) -> list[Result]:
         Result(bench, case, name_of(column), "given", "ok", p50_ns=times_ms[row] * 1e6, bytes_per_op=SIZES_BYTES[label])
         for column, times_ms in TIMES_MS.items()
     ]
+
+
+PSLITE = "dmlc ps-lite, zmq"
+PSLITE_GBPS = {  # {verb: {bytes of a value: of many under way}}
+    "push": {65_536: 23.3, 1_024_000: 44.9, 16_384_000: 27.6},
+    "pull": {65_536: 24.6, 1_024_000: 49.1, 16_384_000: 23.8},
+    "push_pull": {65_536: 11.5, 1_024_000: 20.2, 16_384_000: 13.0},
+}
+PSLITE_AWAITED_US = {64: 110.0, 1024: 142.0, 4096: 134.0}  # one push; now and then 50 to 60
+PSLITE_MESSAGES_PER_S = 205_000.0  # pushes of 64 B under way
+PSLITE_BATCHED_MKEYS_PER_S = 112.0  # scalars, 100,000 a push, its default handle
+PSLITE_BARRIER_US = 91.0
+
+
+def pslite_results(bench: str, case: str, verb: str, size_bytes: int, window: int) -> list[Result]:
+    """What was measured of it for a verb ("keys": of scalars; "barrier"), as one result, or none."""
+    p50_us = ops_per_s = None
+    figures: dict[str, float] = {}
+    if verb == "barrier":
+        p50_us = PSLITE_BARRIER_US
+    elif verb == "keys":
+        figures["million_keys_per_s"] = PSLITE_BATCHED_MKEYS_PER_S
+    elif window > 1:
+        ops_per_s = PSLITE_MESSAGES_PER_S
+    elif verb == "push" and size_bytes in PSLITE_AWAITED_US:
+        p50_us = PSLITE_AWAITED_US[size_bytes]
+    elif size_bytes in PSLITE_GBPS.get(verb, {}):
+        figures["gbps"] = gbps = PSLITE_GBPS[verb][size_bytes]
+        ops_per_s = gbps * 1e9 / 8 / size_bytes
+    else:
+        return []
+    p50_ns = None if p50_us is None else p50_us * 1e3
+    given = Result(
+        bench, case, name_of(PSLITE), "given", "ok", p50_ns=p50_ns, ops_per_s=ops_per_s, bytes_per_op=size_bytes, figures=figures
+    )
+    return [given]

@@ -20,7 +20,7 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "launch",
         help=cli.COMMANDS["launch"],
-        usage="prpc launch -s SERVERS -w WORKERS [--timeout-s SECONDS] [--customers] [--repeat N] -- COMMAND ...",
+        usage="prpc launch -s SERVERS -w WORKERS [--timeout-s SECONDS] [--customers] [--joint] [--repeat N] -- COMMAND ...",
         description="Run a command as one scheduler, SERVERS servers and WORKERS workers, with DMLC_ROLE and its kin set and a "
         "free port for the scheduler. When a process fails the rest is ended, and its exit code is that of the job; 124: the "
         "time was over.",
@@ -33,6 +33,9 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="one worker process, which starts WORKERS customers; the role is its last argument",
     )
+    parser.add_argument(
+        "--joint", action="store_true", help="processes that are a server and a worker each (-s and -w are equal)"
+    )
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run the job N times, or until it fails (default: 1)")
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, behind --")
 
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         for number in range(1, args.repeat + 1):
-            report = launch(command, args.servers, args.workers, args.timeout_s, args.customers)
+            report = launch(command, args.servers, args.workers, args.timeout_s, args.customers, joint=args.joint)
             if report.code:
                 run_of = f"run {number} of {args.repeat}: " if args.repeat > 1 else ""
                 print(f"prpc launch: {run_of}{report}", file=sys.stderr)

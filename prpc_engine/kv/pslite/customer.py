@@ -17,10 +17,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from prpc_engine import errors
@@ -34,31 +34,32 @@ REQUEST_TIMEOUT_S = 60.0  # of a request that is given none: servers may wait fo
 FAILED_MAX = 4096
 
 logger = logging.getLogger("prpc")
+_now = time.monotonic
+_MISSING = object()  # an answer that has not come; None is one
 
 
 class Request(Future):
-    """One timestamp. Parts are counted under its customer's lock."""
+    """One timestamp."""
 
     timestamp: int = 0
     missing: int = 0
     answers: Any = None  # by part, a list
     finish: Callable[[int, list[Any]], object] | None = None
-    nodes: tuple[int, ...] = ()
+    parts: Sequence[tuple[int, tuple[Any, ...], int]] = ()  # until it is done
 
 
-@dataclass(eq=False)
-class Part:
+class Part(msgspec.Struct, eq=False):
     """What goes to one node."""
 
     request: Request
     index: int
     node: int
     kind: str
-    payload: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     nbytes: int
     deadline: float
+    sequence: int = -1  # where messages are sent again: its number in its lane
     attempts: int = 0
-    sequence: int = 0
     is_taken: bool = False  # out of the outbox: its arrays are the transport's
 
 
@@ -68,23 +69,23 @@ class Lane:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a part that fails while it is sent lets the next one go
         self.outbox: Outbox[Part] = Outbox()
+        self.sequence = 0  # of the next part that leaves for the first time
+        self.unanswered: dict[int, Part] = {}  # by sequence, ascending
 
 
 class Customer:
     """See the file's head. Thread-safe. `request_timeout_s`: the deadline of requests that are given none, in seconds."""
 
-    def __init__(
-        self, postoffice: Postoffice, app_id: int, customer_id: int, request_timeout_s: float = REQUEST_TIMEOUT_S
-    ) -> None:
-        self.app_id, self.customer_id = app_id, customer_id
+    def __init__(self, postoffice: Postoffice, app_id: int, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self.app_id = app_id
         self.request_timeout_s = request_timeout_s
-        self._postoffice = postoffice
-        self._node = postoffice.node_of(customer_id)
-        self._client = postoffice.client
+        self._incarnation, self._number = postoffice.incarnation, next(postoffice.customers)
+        self._submit_to = postoffice.client.submit_to
         self._driver = postoffice.driver
         self._reactor = postoffice.driver.reactor
         self._timestamps = itertools.count()
-        self._next = 0
+        self.new_timestamp = self._timestamps.__next__  # for one request()
+        self._given = 0  # at least so many timestamps have been
         self._guard = threading.Lock()
         self._open: dict[int, Request] = {}
         self._failed: dict[int, BaseException] = {}
@@ -92,9 +93,11 @@ class Customer:
         settings = postoffice.settings
         self._resend_s = settings.resend_s
         self._dice = Dice(settings.drop_percent, settings.drop_seed, 0) if settings.drop_percent else None
+        self._is_plain = not self._resend_s and self._dice is None  # nothing is lost, nothing sent again
 
     def request(
         self,
+        timestamp: int,
         kind: str,
         parts: Sequence[tuple[int, tuple[Any, ...], int]],
         finish: Callable[[int, list[Any]], object],
@@ -102,37 +105,47 @@ class Customer:
         timeout_s: float | None = None,
         stable: bool = False,
     ) -> int:
-        """Send (node, payload, bytes) parts; the timestamp. finish(timestamp, answers) runs when all have come, in their order.
+        """Send (node, arguments, bytes) parts; the timestamp. finish(timestamp, answers) runs when all have come, in their order.
 
-        stable  arrays in the payload stay as they are until it is done: those that have to wait here are not copied
+        stable  arrays among the arguments stay as they are until it is done: those that have to wait here are not copied
         Raises Backpressure where there is no room for the first part; where there is none for a later one, wait() does."""
+        count = len(parts)
+        request = self._open[timestamp] = Request(
+            self._driver, 0, None, None, timestamp, count, [_MISSING] * count, finish, parts
+        )
+        if not count:
+            self._complete(request)
         if timeout_s is None:
             timeout_s = self.request_timeout_s
-        nodes = tuple(node for node, _, _ in parts)
-        request = Request(self._driver, missing=len(parts), answers=[None] * len(parts), finish=finish, nodes=nodes)
-        deadline = time.monotonic() + timeout_s
-        with self._guard:
-            request.timestamp = timestamp = next(self._timestamps)
-            self._next = timestamp + 1
-            self._open[timestamp] = request
-        if not parts:
-            self._complete(request)
-        for index, (node, payload, nbytes) in enumerate(parts):
-            part = Part(request, index, node, kind, payload, nbytes, deadline)
+        deadline = _now() + timeout_s
+        for index, (node, arguments, nbytes) in enumerate(parts):
+            part = Part(request, index, node, kind, arguments, nbytes, deadline)
             lane = self._lanes.get(node) or self._lanes.setdefault(node, Lane())
             with lane.lock:
-                try:
-                    lane.outbox.put(part, nbytes, priority)
-                except errors.Backpressure as error:
-                    if index == 0:
-                        del self._open[timestamp]
-                        raise
-                    self._fail(request, error)
-                    break
-                sent = self._pump(lane)
-                if (self._resend_s or not part.is_taken) and not stable:
-                    part.payload = tuple(each.copy() if isinstance(each, np.ndarray) else each for each in payload)
-            self._listen(lane, sent)
+                if self._is_plain and lane.outbox.admit(nbytes):  # the usual way
+                    try:
+                        call: Future = self._submit_to(node, kind, *arguments, timeout_s=timeout_s)
+                    except Exception as error:
+                        call = _failed(error)
+                    sent = None
+                else:
+                    try:
+                        lane.outbox.put(part, nbytes, priority)
+                    except errors.Backpressure as error:
+                        if index == 0:
+                            del self._open[timestamp]
+                            raise
+                        self._fail(request, error)
+                        break
+                    sent = self._pump(lane)
+                    if not stable and (self._resend_s or not part.is_taken):
+                        part.arguments = tuple([each.copy() if isinstance(each, np.ndarray) else each for each in arguments])
+            if sent is not None:
+                self._listen(lane, sent)
+            elif call.finished:
+                self._reactor.call_soon(partial(self._answered, lane, part, call))
+            else:
+                call.add_done_callback(partial(self._answered, lane, part))
         return timestamp
 
     def wait(self, timestamp: int, timeout_s: float | None = None) -> None:
@@ -142,32 +155,51 @@ class Customer:
         `timeout_s` seconds; None waits for the request's own deadline. BadArguments for a timestamp that was not given yet."""
         request = self._open.get(timestamp)
         if request is None:
-            error = self._failed.get(timestamp)
-            if error is not None:
-                raise error.with_traceback(None)
-            if not 0 <= timestamp < self._next:
-                raise errors.BadArguments(
-                    f"timestamp {timestamp} was not given by this customer: it has given {self._next} so far"
-                )
+            self._check_done(timestamp)
             return
         try:
             request.result(timeout_s)
         except errors.RpcError:
             raise
         except ClosedError:
-            raise errors.Closed(
-                f"request {timestamp} of app {self.app_id} was under way when this process left the job"
-            ) from None
+            self._raise_closed(timestamp)
         except TimeoutError:
-            silent = [ids.name_of(node) for node, answer in zip(request.nodes, request.answers, strict=True) if answer is None]
+            waits = zip(request.parts, request.answers, strict=False)
+            silent = [ids.name_of(node) for (node, _, _), answer in waits if answer is _MISSING]
             raise errors.DeadlineExceeded(
                 f"request {timestamp} of app {self.app_id} is not answered after {timeout_s} s by: {', '.join(silent)}; wait "
                 "longer, or look what they do"
             ) from None
 
+    async def wait_async(self, timestamp: int) -> None:
+        """wait() for a coroutine, of asyncio or of a handler: until the request's own deadline."""
+        request = self._open.get(timestamp)
+        if request is None:
+            self._check_done(timestamp)
+            return
+        try:
+            await request
+        except ClosedError:
+            self._raise_closed(timestamp)
+
+    def _check_done(self, timestamp: int) -> None:
+        if self._failed:
+            error = self._failed.get(timestamp)
+            if error is not None:
+                raise error.with_traceback(None)
+        if not 0 <= timestamp < self._given and not 0 <= timestamp < self._count_given():
+            raise errors.BadArguments(f"timestamp {timestamp} was not given by this customer: it has given {self._given} so far")
+
+    def _count_given(self) -> int:
+        self._given = int(repr(self._timestamps)[len("count(") : -1])  # the count's next number, without taking it
+        return self._given
+
+    def _raise_closed(self, timestamp: int) -> NoReturn:
+        raise errors.Closed(f"request {timestamp} of app {self.app_id} was under way when this process left the job") from None
+
     def is_done(self, timestamp: int) -> bool:
         """Whether wait() would return, or raise, at once."""
-        return timestamp < self._next and timestamp not in self._open
+        return timestamp not in self._open and timestamp < self._count_given()
 
     # -- parts -------------------------------------------------------------------------------------------------------------
 
@@ -176,7 +208,7 @@ class Customer:
         sent = []
         while (part := lane.outbox.take()) is not None:
             part.is_taken = True
-            sent.append((part, self._send(part)))
+            sent.append((part, self._send(lane, part)))
         return sent
 
     def _listen(self, lane: Lane, sent: list[tuple[Part, Future]]) -> None:
@@ -187,73 +219,76 @@ class Customer:
             else:
                 call.add_done_callback(partial(self._answered, lane, part))
 
-    def _send(self, part: Part) -> Future:
-        """Call its node. What is wrong becomes the outcome."""
-        left_s = part.deadline - time.monotonic()
-        message = part.kind, self.app_id, self._node, self.customer_id, part.request.timestamp
+    def _send(self, lane: Lane, part: Part) -> Future:
+        """Call its node. What is wrong becomes the outcome. Under the lane's lock."""
         try:
             if part.request.finished:
                 raise errors.Cancelled("another part of the request has failed")
+            left_s = part.deadline - _now()
             if left_s <= 0:
                 raise errors.DeadlineExceeded(f"{ids.name_of(part.node)} took too long with what was sent before: slow down")
             if not self._resend_s:
-                return self._client.submit_to(part.node, "post", *message, *part.payload, timeout_s=left_s)
-            if not part.attempts:
-                part.sequence = next(self._postoffice.sequences)
-            patience_s = self._resend_s * min(PATIENCE_GROWTH_MAX, 2**part.attempts)
+                return self._submit_to(part.node, part.kind, *part.arguments, timeout_s=left_s)
+            if part.sequence < 0:
+                part.sequence = lane.sequence
+                lane.sequence += 1
+                lane.unanswered[part.sequence] = part
+            left_s = min(left_s, self._resend_s * min(PATIENCE_GROWTH_MAX, 2**part.attempts))
             part.attempts += 1
-            once = self._postoffice.incarnation, part.sequence
-            return self._client.submit_to(
-                part.node, "post_once", *once, *message, *part.payload, timeout_s=min(left_s, patience_s)
-            )
+            number = self._incarnation, self._number, part.sequence, next(iter(lane.unanswered))
+            return self._submit_to(part.node, "once", *number, part.kind, *part.arguments, timeout_s=left_s)
         except Exception as error:
-            failed = Future()
-            failed.set_error(error)
-            return failed
+            return _failed(error)
 
     def _answered(self, lane: Lane, part: Part, call: Future) -> None:
-        is_lost = self._dice is not None and self._dice.drops()
-        if (
-            self._resend_s
-            and (is_lost or isinstance(call._outcome, errors.DeadlineExceeded))
-            and part.deadline > time.monotonic()
-        ):
-            pause_s = self._resend_s if is_lost else 0.0
-            self._reactor.call_soon(partial(self._send_again_after, lane, part, pause_s))
-            return
+        error = call._outcome if call.finished != VALUE else None
+        if not self._is_plain:
+            if self._dice is not None and self._dice.drops():
+                error = errors.DeadlineExceeded(f"the answer of {ids.name_of(part.node)} was dropped (PS_DROP_MSG)")
+            if self._resend_s and isinstance(error, errors.DeadlineExceeded) and part.deadline > _now():
+                pause_s = 0.0 if error is call._outcome else self._resend_s
+                self._reactor.call_soon(partial(self._send_again_after, lane, part, pause_s))
+                return
+            with lane.lock:
+                lane.unanswered.pop(part.sequence, None)
         with lane.lock:
-            lane.outbox.finished(part.nbytes)
-        if is_lost:
-            self._fail(part.request, errors.DeadlineExceeded(f"the answer of {ids.name_of(part.node)} was dropped (PS_DROP_MSG)"))
-        elif call.finished == VALUE:
+            sent = self._pump(lane) if lane.outbox.finished(part.nbytes) else None
+        if error is None:
             self._count(part, call._outcome)
         else:
-            self._fail(part.request, call._outcome)
-        with lane.lock:
-            sent = self._pump(lane)
-        self._listen(lane, sent)
+            self._fail(part.request, error)
+        if sent is not None:
+            self._listen(lane, sent)
 
     def _send_again_after(self, lane: Lane, part: Part, pause_s: float) -> None:
         """In the reactor."""
-        self._reactor.timers.call_at(self._reactor.clock() + pause_s, lambda: self._listen(lane, [(part, self._send(part))]))
+
+        def send() -> None:
+            with lane.lock:
+                call = self._send(lane, part)
+            self._listen(lane, [(part, call)])
+
+        self._reactor.call_later(pause_s, send)
 
     def _count(self, part: Part, answer: Any) -> None:
         request = part.request
-        with self._guard:
-            request.answers[part.index] = (answer,)
-            request.missing -= 1
-            is_last = not request.missing
-        if is_last and not request.finished:
+        request.answers[part.index] = answer
+        if len(request.answers) > 1:
+            with self._guard:
+                request.missing -= 1
+                if request.missing:
+                    return
+        if not request.finished:
             self._complete(request)
 
     def _complete(self, request: Request) -> None:
         assert request.finish is not None
         try:
-            request.finish(request.timestamp, [answer for (answer,) in request.answers])
+            request.finish(request.timestamp, request.answers)
         except Exception as error:
             self._fail(request, error)
             return
-        request.answers = [()] * len(request.nodes)  # the arrays go back to whoever lent them
+        request.answers = request.parts = ()  # the arrays go back to whoever lent them
         self._open.pop(request.timestamp, None)
         request.set_result(None)
 
@@ -270,6 +305,12 @@ class Customer:
             request.set_error(error)
         else:
             self._reactor.call_soon(partial(request.set_error, error))  # whoever waits may have it parked
+
+
+def _failed(error: BaseException) -> Future:
+    future = Future()
+    future.set_error(error)
+    return future
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -1,15 +1,18 @@
 """What the DMLC_* and PS_* variables say of this process's place in a job.
 
     variable                                     default      meaning
-    DMLC_ROLE                                    required     scheduler, server or worker
+    DMLC_ROLE                                    required     scheduler, server, worker, or joint: a server and a worker in one
     DMLC_NUM_SERVER, DMLC_NUM_WORKER             required     how many there are
     DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT          required     where the scheduler listens
     DMLC_RANK                                    any          the rank wanted; start() sets it to the one given
+    DMLC_GROUP_SIZE                              1            instances in each server and worker process, each with a node id;
+                                                              more than 1 need a rank
     DMLC_NODE_HOST, else DMLC_INTERFACE          see below    this node's address, or the interface that has it
     PORT, DMLC_PORT                              0            this node's tcp port; 0: any free one
     DMLC_PS_VAN_TYPE, else DMLC_ENABLE_RDMA      zmq          zmq and p3: shared memory, else tcp; shm; tcp
     DMLC_LOCAL                                   0            1: shared memory only
     DMLC_USE_KUBERNETES                          0            1: the scheduler listens at every address
+    DMLC_LOCKLESS_QUEUE                          0            1: threads that wait never sleep (the engine's polling)
     PS_HEARTBEAT_TIMEOUT                         0            seconds after which a silent host is dead; 0: the engine's 5
     PS_RESEND, PS_RESEND_TIMEOUT                 0, 1000 ms   1: a message that was not answered in that time is sent again
     PS_DROP_MSG, PS_DROP_SEED                    0 %, 0       test hook: messages lost here, each by a draw of its own
@@ -29,11 +32,11 @@ import psutil
 
 from prpc_engine.address import Address
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv.pslite.ids import ROLES
+from prpc_engine.kv.pslite.ids import JOINT, ROLES
 
 NODES_MAX = 4096  # of one role
 TRANSPORTS = {"zmq": ("shm", "tcp"), "p3": ("shm", "tcp"), "0": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
-ONLY_ONE = {"DMLC_GROUP_SIZE": "instance groups", "DMLC_NUM_PORTS": "several ports a node"}  # what this layer does not have
+GROUP_SIZE_MAX = 64
 REQUIRED = ("DMLC_ROLE", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 
 
@@ -44,6 +47,7 @@ class Settings:
     role: str
     servers: int
     workers: int
+    group_size: int  # instances of each server and worker
     root: Address
     rank: int  # -1: any
     host: str
@@ -54,6 +58,12 @@ class Settings:
     resend_s: float  # 0: never
     drop_percent: int
     drop_seed: int
+    polling: bool
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Those that this process has: a joint one has two."""
+        return ("server", "worker") if self.role == JOINT else (self.role,)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], role: str | None = None, rank: int = -1) -> Settings:
@@ -65,25 +75,28 @@ class Settings:
         if missing:
             raise ConfigError(f"{', '.join(missing)} must be set: start processes by `prpc launch`, or set what it sets")
         role = given["DMLC_ROLE"]
-        if role not in ROLES:
-            raise ConfigError(f"DMLC_ROLE={role!r}: {', '.join(ROLES)} are allowed")
-        for name, what in ONLY_ONE.items():
-            if given.get(name, "1") != "1":
-                raise ConfigError(f"{name}={given[name]!r}: there are no {what} here; leave it at 1")
+        if role not in (*ROLES, JOINT):
+            raise ConfigError(f"DMLC_ROLE={role!r}: {', '.join((*ROLES, JOINT))} are allowed")
+        if given.get("DMLC_NUM_PORTS", "1") != "1":
+            raise ConfigError(f"DMLC_NUM_PORTS={given['DMLC_NUM_PORTS']!r}: a node has one port here; leave it at 1")
         servers, workers = (_number(given, f"DMLC_NUM_{which}", 1, 1, NODES_MAX) for which in ("SERVER", "WORKER"))
         uri, port = given["DMLC_PS_ROOT_URI"], _number(given, "DMLC_PS_ROOT_PORT", 0, 1, 65535)
         root = Address.parse(f"[{uri}]:{port}" if ":" in uri else f"{uri}:{port}")
-        count = {"server": servers, "worker": workers}.get(role, 1)
+        group_size = _number(given, "DMLC_GROUP_SIZE", 1, 1, GROUP_SIZE_MAX)
+        count = {"server": servers, "worker": workers, JOINT: min(servers, workers)}.get(role, 1)
         wanted = rank if rank >= 0 or role == "scheduler" else _number(given, "DMLC_RANK", -1, -1, NODES_MAX)
         if wanted >= count:
             raise ConfigError(
                 f"rank {wanted} (argument, or DMLC_RANK) of a job with {count} {role}s: 0 to {count - 1} are allowed"
             )
+        if group_size > 1 and wanted < 0 and role != "scheduler":
+            raise ConfigError(f"DMLC_GROUP_SIZE={group_size}: instances of one {role} stay together, so give it a DMLC_RANK")
         silent_s = _number(given, "PS_HEARTBEAT_TIMEOUT", 0, 0, 86400)
         return cls(
             role=role,
             servers=servers,
             workers=workers,
+            group_size=group_size,
             root=root,
             rank=wanted,
             host=_own_host(given, root),
@@ -94,6 +107,7 @@ class Settings:
             resend_s=_number(given, "PS_RESEND_TIMEOUT", 1000, 1, 3_600_000) / 1000 if _flag(given, "PS_RESEND") else 0.0,
             drop_percent=_number(given, "PS_DROP_MSG", 0, 0, 100),
             drop_seed=_number(given, "PS_DROP_SEED", 0, 0, 1 << 62),
+            polling=_flag(given, "DMLC_LOCKLESS_QUEUE"),
         )
 
 

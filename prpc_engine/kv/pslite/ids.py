@@ -8,6 +8,9 @@
     rank*2 + 8    a server: 8, 10, 12, ...
     rank*2 + 9    a worker: 9, 11, 13, ...
 
+With DMLC_GROUP_SIZE g each server and worker process has g instances, and the ids are theirs: the rank of instance i of process r
+is r*g + i.
+
 Servers divide all of uint64 among them: range i is [MAX // n * i, MAX // n * (i + 1)), and the last one ends with the last key.
 """
 
@@ -22,6 +25,7 @@ ALL = SCHEDULER + SERVER_GROUP + WORKER_GROUP
 FIRST_SERVER, FIRST_WORKER = 8, 9
 KEY_MAX = (1 << 64) - 1
 ROLES = ("scheduler", "server", "worker")
+JOINT = "joint"  # a server and a worker in one process
 GROUP_OF = {"scheduler": SCHEDULER, "server": SERVER_GROUP, "worker": WORKER_GROUP}
 
 

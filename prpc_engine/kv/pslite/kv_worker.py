@@ -8,26 +8,30 @@
     push         keys, vals, lens  nothing       yes
     zpush        keys, vals, lens  nothing       no: not before wait() returns
     pull         keys              vals, lens    keys: yes
-    push_pull    keys, vals, lens  outs, lens    yes, but for outs
+    zpull        keys              vals, lens    no
+    push_pull    keys, vals, lens  outs          yes, but for outs
+    zpush_pull   keys, vals, lens  outs          no
 
-Every verb returns a timestamp at once; its callback runs before wait() of it returns. Requests of one worker to one server are
-sent and handled in order, but for priority: of what has to wait here, the higher goes first.
+Every verb returns a timestamp at once; its callback runs before wait() of it returns. In a coroutine: await
+kv.wait_async(kv.push(keys, vals)). What starts with z does not copy what has to wait here. Requests of one worker to one server
+are sent and handled in order, but for priority: of what has to wait here, the higher goes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from prpc_engine.errors import ConfigError, RpcError
-from prpc_engine.kv.pslite import ids
+from prpc_engine.errors import RpcError
+from prpc_engine.kv.pslite import ids, wire
 from prpc_engine.kv.pslite.customer import REQUEST_TIMEOUT_S
-from prpc_engine.kv.pslite.kv_server import KIND, PULL, PUSH
+from prpc_engine.kv.pslite.mailroom import KV
 from prpc_engine.kv.pslite.pairs import NO_VALS, Keys, KVPairs, Lens, Vals, check_keys, check_layout, check_lens, check_vals
 from prpc_engine.kv.pslite.postoffice import START_TIMEOUT_S
 from prpc_engine.kv.pslite.simple_app import SimpleApp, SimpleHandle
 from prpc_engine.kv.pslite.slicer import Slicer, by_ranges, check_slices
+from prpc_engine.kv.pslite.wire import PULL, PUSH
 
 Callback = Callable[[], object]
 
@@ -41,9 +45,12 @@ class KVWorker(SimpleApp):
 
     request_timeout_s  deadline of verbs that are given none, in seconds
     timeout_s          for all servers to be there
+    instance           with DMLC_GROUP_SIZE > 1: which one of this process; it talks to the servers' instances of that number
 
     Verbs raise BadArguments for arrays that do not fit, Backpressure where too much waits. Raises ConfigError, DeadlineExceeded.
     """
+
+    role = "worker"
 
     def __init__(
         self,
@@ -52,12 +59,10 @@ class KVWorker(SimpleApp):
         request_handle: SimpleHandle | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         timeout_s: float = START_TIMEOUT_S,
+        instance: int = 0,
     ) -> None:
-        super().__init__(app_id, customer_id, request_handle, request_timeout_s=request_timeout_s)
-        if self.postoffice.role != "worker":
-            self.close()
-            raise ConfigError(f"a KVWorker at a {self.postoffice.role}: only nodes with DMLC_ROLE=worker push and pull")
-        self._servers = self.postoffice.members(ids.SERVER_GROUP)
+        super().__init__(app_id, customer_id, request_handle, request_timeout_s=request_timeout_s, instance=instance)
+        self._servers: Sequence[int] = self.postoffice.peers(ids.SERVER_GROUP, instance)
         self._ranges = self.postoffice.key_ranges
         self._slicer: Slicer = by_ranges
         self.postoffice.connect(self._servers, timeout_s)
@@ -106,12 +111,20 @@ class KVWorker(SimpleApp):
         timeout_s: float | None = None,
     ) -> int:
         """Fill vals, and lens if given, with what the servers have for those keys; the timestamp."""
-        keys = check_keys("pull", keys)
-        out = check_vals("pull", "vals", vals, is_written=True)
-        if lens is not None:
-            check_vals("pull", "lens", check_lens("pull", keys, lens), is_written=True)
-        finish = partial(_fill, "pull", keys, out, lens, callback)
-        return self._send(PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, False)
+        return self._pull(keys, vals, lens, cmd, callback, priority, timeout_s, False)
+
+    def zpull(
+        self,
+        keys: Keys,
+        vals: Vals,
+        lens: Lens | None = None,
+        cmd: int = 0,
+        callback: Callback | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> int:
+        """pull() with keys that stay as they are until it is done."""
+        return self._pull(keys, vals, lens, cmd, callback, priority, timeout_s, True)
 
     def push_pull(
         self,
@@ -125,12 +138,23 @@ class KVWorker(SimpleApp):
         timeout_s: float | None = None,
     ) -> int:
         """push() and then pull() of the same keys in one message each way; fills outs. The timestamp."""
-        keys = check_keys("push_pull", keys)
-        pushed = check_vals("push_pull", "vals", vals)
-        checked = check_layout("push_pull", keys, pushed, lens)
-        out = check_vals("push_pull", "outs", outs, is_written=True)
-        finish = partial(_fill, "push_pull", keys, out, None, callback)
-        return self._send(PUSH | PULL, KVPairs(keys, pushed, checked, priority), cmd, finish, timeout_s, False)
+        return self._push_pull(keys, vals, outs, lens, cmd, callback, priority, timeout_s, False)
+
+    def zpush_pull(
+        self,
+        keys: Keys,
+        vals: Vals,
+        outs: Vals,
+        lens: Lens | None = None,
+        cmd: int = 0,
+        callback: Callback | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> int:
+        """push_pull() of arrays that stay as they are until it is done."""
+        return self._push_pull(keys, vals, outs, lens, cmd, callback, priority, timeout_s, True)
+
+    # -- parts -----------------------------------------------------------------------------------------------------------
 
     def _push(
         self,
@@ -146,7 +170,45 @@ class KVWorker(SimpleApp):
         keys = check_keys("push", keys)
         pushed = check_vals("push", "vals", vals)
         pairs = KVPairs(keys, pushed, check_layout("push", keys, pushed, lens), priority)
-        return self._send(PUSH, pairs, cmd, partial(_call_back, callback), timeout_s, stable)
+        finish = _nothing if callback is None else partial(_call_back, callback)
+        return self._send(PUSH, pairs, cmd, finish, timeout_s, stable)
+
+    def _pull(
+        self,
+        keys: Keys,
+        vals: Vals,
+        lens: Lens | None,
+        cmd: int,
+        callback: Callback | None,
+        priority: int,
+        timeout_s: float | None,
+        stable: bool,
+    ) -> int:
+        keys = check_keys("pull", keys)
+        out = check_vals("pull", "vals", vals, is_written=True)
+        if lens is not None:
+            check_vals("pull", "lens", check_lens("pull", keys, lens), is_written=True)
+        finish = partial(_fill, "pull", keys, out, lens, callback)
+        return self._send(PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, stable)
+
+    def _push_pull(
+        self,
+        keys: Keys,
+        vals: Vals,
+        outs: Vals,
+        lens: Lens | None,
+        cmd: int,
+        callback: Callback | None,
+        priority: int,
+        timeout_s: float | None,
+        stable: bool,
+    ) -> int:
+        keys = check_keys("push_pull", keys)
+        pushed = check_vals("push_pull", "vals", vals)
+        checked = check_layout("push_pull", keys, pushed, lens)
+        out = check_vals("push_pull", "outs", outs, is_written=True)
+        finish = partial(_fill, "push_pull", keys, out, None, callback)
+        return self._send(PUSH | PULL, KVPairs(keys, pushed, checked, priority), cmd, finish, timeout_s, stable)
 
     def _send(
         self,
@@ -157,21 +219,30 @@ class KVWorker(SimpleApp):
         timeout_s: float | None,
         stable: bool,
     ) -> int:
-        slices = self._slicer(pairs, self._ranges)
+        servers, slices = self._servers, self._slicer(pairs, self._ranges)
         if self._slicer is not by_ranges:
             check_slices(slices, pairs.keys, self._ranges)
+            in_order = sorted(zip(self._servers, slices, strict=True), key=_first_key)  # answers are put together in that order
+            servers, slices = [server for server, _ in in_order], [each for _, each in in_order]
+        customer, app_id, node, customer_id = self._customer, self.app_id, self.node, self.customer_id
+        timestamp = customer.new_timestamp()
+        if len(servers) == 1 and slices[0] is pairs:
+            part = servers[0], wire.pack(app_id, node, customer_id, cmd, timestamp, flags, pairs), pairs.nbytes
+            return customer.request(timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable)
         parts = [
-            (server, (flags, cmd, pairs.priority, each.keys, each.vals if flags & PUSH else None, each.lens), each.nbytes)
-            for server, each in zip(self._servers, slices, strict=True)
+            (server, wire.pack(app_id, node, customer_id, cmd, timestamp, flags, each), each.nbytes)
+            for server, each in zip(servers, slices, strict=True)
             if each is not None and len(each.keys)
         ]
-        if self._slicer is not by_ranges:
-            parts.sort(key=_first_key)  # answers are put together in order of keys
-        return self._customer.request(KIND, parts, finish, pairs.priority, timeout_s, stable)
+        return customer.request(timestamp, KV, parts, finish, pairs.priority, timeout_s, stable)
 
 
-def _first_key(part: tuple[int, tuple[Any, ...], int]) -> int:
-    return int(part[1][3][0])
+def _first_key(sent: tuple[int, KVPairs | None]) -> int:
+    return int(sent[1].keys[0]) if sent[1] is not None and len(sent[1].keys) else -1
+
+
+def _nothing(timestamp: int, answers: object) -> None:
+    """Nobody wants to be called."""
 
 
 def _call_back(callback: Callback | None, timestamp: int, answers: object) -> None:
@@ -186,9 +257,10 @@ def _fill(
     lens: Lens | None,
     callback: Callback | None,
     timestamp: int,
-    answers: list[tuple[int, Vals, Lens | None]],
+    packed: list[Any],
 ) -> None:
     """Copy what the servers sent into the caller's arrays. Raises AnswerMismatch, and then nothing was copied."""
+    answers = [wire.read_answer(each) for each in packed]
     total = sum(len(vals) for _, vals, _ in answers)
     if total != len(out):
         raise AnswerMismatch(

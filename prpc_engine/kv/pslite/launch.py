@@ -1,63 +1,14 @@
-"""A whole job on this machine: one command as scheduler, servers and workers, watched until all have ended.
-
-    event                          what follows
-    a process ends with 0          the others go on
-    a process ends otherwise       the rest gets SIGTERM, after GRACE_S seconds SIGKILL; its exit code is the job's
-    the time limit passes          the same; the job's exit code is 124, as timeout(1) has it
-    this process ends, or Ctrl-C   the same; a kill -9 too: the kernel sends them SIGTERM then
-
-The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process group of its own, which is what
-the signals go to: what a process started ends with it.
-"""
+"""A whole job on this machine: one command as scheduler, servers and workers, watched until all have ended (local_job.py)."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import selectors
-import signal
-import socket
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.pslite.environment import NODES_MAX
-from prpc_engine.kv.pslite.ids import name_of, node_id
-
-GRACE_S = 5.0  # between SIGTERM and SIGKILL
-KILL_TIMEOUT_S = 10.0  # for the kernel to end what was killed
-TIME_IS_OVER = 124
-SIGNALLED = 128  # plus the signal: what shells make of it
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)  # before any fork: a child may only call what is loaded
-
-
-@dataclass(frozen=True)
-class Ended:
-    """One process that is over. `code` as the shell has it: 128 + n for signal n."""
-
-    name: str
-    code: int
-    by_us: bool  # it was told to end, since another one had failed
-
-
-@dataclass(frozen=True)
-class JobReport:
-    """All processes in the order they ended, and the job's exit code: 0 only if all of theirs are."""
-
-    code: int
-    ended: tuple[Ended, ...]
-
-    def __str__(self) -> str:
-        if not self.code:
-            return f"{len(self.ended)} processes ended well"
-        own = [f"{each.name} ended with {each.code}" for each in self.ended if each.code and not each.by_us]
-        cut = [each.name for each in self.ended if each.by_us]
-        over = "the time was over" if self.code == TIME_IS_OVER and not own else ""
-        return "; ".join(filter(None, [over, *own, f"ended because of that: {', '.join(cut)}" if cut else ""]))
+from prpc_engine.kv.pslite.ids import JOINT, name_of, node_id
+from prpc_engine.local_job import Job, JobReport, free_ports
 
 
 def launch(
@@ -67,12 +18,14 @@ def launch(
     timeout_s: float | None = None,
     customers: bool = False,
     environment: Mapping[str, str] | None = None,
+    joint: bool = False,
 ) -> JobReport:
     """Run `command` in each role, with the DMLC_* variables set, until all have ended.
 
     timeout_s    for the whole job, in seconds; None: no limit
     customers    one worker process for all workers (their number is DMLC_NUM_WORKER as usual: it starts that many customers), and
                  the role as each command's last argument
+    joint        processes that are a server and a worker each: as many of the one as of the other
 
     Raises ConfigError for counts that are not possible, and a command that cannot be run."""
     if not command:
@@ -80,98 +33,22 @@ def launch(
     for name, count in (("servers", servers), ("workers", workers)):
         if not 1 <= count <= NODES_MAX:
             raise ConfigError(f"{count} {name}: 1 to {NODES_MAX} are allowed")
+    if joint and (servers != workers or customers):
+        raise ConfigError(f"{servers} servers and {workers} workers: joint processes have as many of both, and one customer each")
     common = dict(os.environ if environment is None else environment)
     common.update(
         DMLC_NUM_SERVER=str(servers),
         DMLC_NUM_WORKER=str(workers),
         DMLC_PS_ROOT_URI="127.0.0.1",
-        DMLC_PS_ROOT_PORT=str(_free_port()),
+        DMLC_PS_ROOT_PORT=str(*free_ports(1)),
     )
-    roles = ["scheduler", *["server"] * servers, *["worker"] * (1 if customers else workers)]
-    with _Job(None if timeout_s is None else time.monotonic() + timeout_s) as job:
+    roles = ["scheduler"]
+    roles += [JOINT] * servers if joint else ["server"] * servers + ["worker"] * (1 if customers else workers)
+    with Job(timeout_s) as job:
         ranks = dict.fromkeys(roles, 0)
         for role in roles:
             arguments = [*command, role] if customers else list(command)
-            name = name_of(node_id(role, ranks[role]))
+            name = f"{JOINT} {ranks[role]}" if role == JOINT else name_of(node_id(role, ranks[role]))
             job.start(name, arguments, {**common, "DMLC_ROLE": role, "DMLC_RANK": str(ranks[role])})
             ranks[role] += 1
         return job.run()
-
-
-class _Job:
-    """The processes of one launch. A context manager: none of them outlives it."""
-
-    def __init__(self, deadline: float | None) -> None:
-        self._deadline = deadline
-        self._running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pidfd
-        self._watched = selectors.DefaultSelector()
-        self._ended: list[Ended] = []
-        self._is_ending = False
-
-    def start(self, name: str, arguments: list[str], environment: dict[str, str]) -> None:
-        """One process. Raises ConfigError where the command cannot be run."""
-        try:
-            process = subprocess.Popen(arguments, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
-        except OSError as error:
-            raise ConfigError(f"{arguments[0]!r} cannot be run: {error.strerror}") from error
-        descriptor = os.pidfd_open(process.pid)
-        self._running[descriptor] = name, process
-        self._watched.register(descriptor, selectors.EVENT_READ)
-
-    def run(self) -> JobReport:
-        """Until all have ended."""
-        code = 0
-        while self._running and not code:
-            code = self._wait(self._deadline)
-        self._end()
-        return JobReport(code, tuple(self._ended))
-
-    def _wait(self, deadline: float | None) -> int:
-        """Until one has ended; the exit code of one that failed, TIME_IS_OVER, or 0."""
-        ready = self._watched.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return TIME_IS_OVER
-        code = 0
-        for key, _ in ready:
-            name, process = self._running.pop(key.fd)
-            self._watched.unregister(key.fd)
-            os.close(key.fd)
-            status = process.wait()
-            ended = Ended(name, status if status >= 0 else SIGNALLED - status, self._is_ending)
-            self._signal(process, signal.SIGKILL)  # what it left behind
-            self._ended.append(ended)
-            code = code or ended.code
-        return code
-
-    def _end(self) -> None:
-        self._is_ending = True
-        for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
-            for _, process in self._running.values():
-                self._signal(process, number)
-            deadline = time.monotonic() + patience_s
-            while self._running and time.monotonic() < deadline:
-                self._wait(deadline)
-
-    @staticmethod
-    def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # all of the group has ended
-            os.killpg(process.pid, number)
-
-    def __enter__(self) -> _Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-        self._watched.close()
-
-
-def _end_with_parent() -> None:
-    """In the child, before the command."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -47,7 +47,7 @@ def start(
         wanted = postoffice.settings.rank if is_first else rank
         node = postoffice.add_customer(customer_id, wanted, timeout_s)
         if is_first:
-            os.environ["DMLC_RANK"] = str(ids.rank_of(node))
+            os.environ["DMLC_RANK"] = str(postoffice.my_rank)
         if do_barrier:
             postoffice.barrier(customer_id, ids.ALL, timeout_s)
     except BaseException:
@@ -118,13 +118,13 @@ def my_rank() -> int:
 
 
 def is_worker() -> bool:
-    """Whether this process is one."""
-    return get_postoffice().role == "worker"
+    """Whether this process is one; a joint one is both."""
+    return "worker" in get_postoffice().settings.roles
 
 
 def is_server() -> bool:
-    """Whether this process is one."""
-    return get_postoffice().role == "server"
+    """Whether this process is one; a joint one is both."""
+    return "server" in get_postoffice().settings.roles
 
 
 def is_scheduler() -> bool:

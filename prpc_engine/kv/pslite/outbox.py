@@ -31,6 +31,14 @@ class Outbox(Generic[Item]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def admit(self, nbytes: int) -> bool:
+        """Whether a message may leave at once, as nothing waits and there is room: then it counts as taken."""
+        if self._waiting or (self._messages and (self._messages >= self._messages_max or self._bytes + nbytes > self._bytes_max)):
+            return False
+        self._messages += 1
+        self._bytes += nbytes
+        return True
+
     def put(self, item: Item, nbytes: int, priority: int = 0) -> None:
         """Have it sent; a higher priority goes first. Raises Backpressure."""
         if len(self._waiting) >= self._waiting_max:
@@ -48,7 +56,8 @@ class Outbox(Generic[Item]):
         self._bytes += nbytes
         return heapq.heappop(self._waiting)[3]
 
-    def finished(self, nbytes: int) -> None:
-        """One that was taken has been answered, or has failed."""
+    def finished(self, nbytes: int) -> bool:
+        """One that was taken has been answered, or has failed; whether others wait."""
         self._messages -= 1
         self._bytes -= nbytes
+        return bool(self._waiting)

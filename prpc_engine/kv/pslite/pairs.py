@@ -7,9 +7,9 @@ varying  int32[n]   the next lens[i] of vals
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,9 +21,10 @@ Lens = npt.NDArray[np.int32]
 NO_VALS: Vals = np.empty(0, np.float32)
 
 
-@dataclass(frozen=True)
-class KVPairs:
-    """See the file's head. keys uint64[n], strictly increasing; vals one-dimensional, of any numeric type."""
+class KVPairs(msgspec.Struct, frozen=True, eq=False):
+    """See the file's head. keys uint64[n], strictly increasing; vals one-dimensional, of any numeric type.
+
+    A Struct because its constructor is in C: 60 ns instead of 420, twice for every request."""
 
     keys: Keys
     vals: Vals
@@ -33,7 +34,8 @@ class KVPairs:
     @property
     def nbytes(self) -> int:
         """Of all arrays together."""
-        return self.keys.nbytes + self.vals.nbytes + (self.lens.nbytes if self.lens is not None else 0)
+        nbytes = self.keys.nbytes + self.vals.nbytes
+        return nbytes if self.lens is None else nbytes + self.lens.nbytes
 
 
 def check_keys(verb: str, keys: object) -> Keys:

@@ -1,15 +1,16 @@
-"""This process's place in a job: its node ids, the way to all other nodes, and who here gets what arrives.
+"""This process's place in a job: its node ids, the way to all other nodes, and their barriers.
 
     state    event                                             next
     new      the scheduler's master answers                    member
-    member   a customer starts: a node id of its role is free  one more place; what is sent to that id is answered here
+    member   a customer starts: node ids of its roles are free one more place for each; what is sent there is answered here
     member   all ids of the role are taken by living nodes     waits until one is free, by the deadline
     any      close()                                           closed: the places are free at once, as when the process dies
 
-A node id is the server id of a server of one service, which the master gives to one living session only: so the id of a process
-that died is free when its session is over, and whoever starts next takes it: as often as wanted.
+A place is a role, a customer and an instance. Its node id is the server id of a server of one service, which the master gives to
+one living session only: so the id of a process that died is free when its session is over, and whoever starts next takes it: as
+often as wanted.
 
-A message for an application that has no handler yet waits for it, within bounds.
+A barrier is one call to the scheduler's endpoint, answered when the last one has come.
 """
 
 from __future__ import annotations
@@ -20,59 +21,31 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Any
-
-import numpy as np
 
 from prpc_engine import errors
 from prpc_engine.config import limits_from
 from prpc_engine.kv.pslite import ids
+from prpc_engine.kv.pslite.endpoint import Endpoint
 from prpc_engine.kv.pslite.environment import Settings
-from prpc_engine.kv.pslite.reliable import Dice, Remembered, follow
+from prpc_engine.kv.pslite.mailroom import Mailroom
+from prpc_engine.kv.pslite.reliable import Dice
 from prpc_engine.master.master import Master
 from prpc_engine.service import SERVERS_PATH, RpcService
-from shard import Driver, Future
+from shard import Driver
 
 SERVICE = "pslite"
 JOB_PATH = "/_pslite_"  # in the master's tree: the number of the job
 START_TIMEOUT_S = 60.0  # for the scheduler to listen, for a free place, for servers to be there
 BARRIER_TIMEOUT_S = 600.0  # members may have much to do before they come
+BARRIER_ANSWER_S = 5.0  # for the scheduler, which ends a barrier's wait, to say who is missing
 LEAVE_TIMEOUT_S = 10.0  # for the others to hear that the last barrier is open, before the scheduler ends
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at the scheduler
 CONNECT_PAUSE_S = 0.02  # between attempts, as nobody tells us when a port opens
-EARLY_MESSAGES_MAX, EARLY_BYTES_MAX = 4096, 256 << 20  # that wait for a handler
 
 logger = logging.getLogger("prpc")
-Handler = Callable[..., Any]  # (sender, customer id, timestamp, *payload) -> the answer, or a Future of it
-
-
-class Endpoint:
-    """What other nodes call: one for each node id that this process has."""
-
-    def __init__(self, postoffice: Postoffice, node: int, customer_id: int) -> None:
-        self._receive = partial(postoffice.receive, customer_id)
-        self._dice = Dice(postoffice.settings.drop_percent, postoffice.settings.drop_seed, node)
-        self._loses = postoffice.settings.drop_percent > 0
-        self._remembered = Remembered()
-
-    def hello(self) -> None:
-        """Connect."""
-
-    def post(self, kind: str, app_id: int, sender: int, customer_id: int, timestamp: int, *payload: Any) -> Any:
-        """One message; its answer."""
-        if self._loses and self._dice.drops():
-            return Future()  # the caller's deadline ends it
-        return self._receive(kind, app_id, sender, customer_id, timestamp, *payload)
-
-    def post_once(self, incarnation: int, sequence: int, *message: Any) -> Any:
-        """The same, of a message that may come again."""
-        if self._loses and self._dice.drops():
-            return Future()
-        return self._remembered.answer(incarnation, sequence, partial(self._receive, *message))
+Place = tuple[str, int, int]  # role, customer id, instance
 
 
 class Postoffice:
@@ -89,14 +62,13 @@ class Postoffice:
         self.key_ranges = ids.key_ranges(settings.servers)
         self.incarnation = secrets.randbits(63) | 1
         self.job = 0
-        self.sequences = itertools.count()  # of messages that may be sent again
+        self.customers = itertools.count()  # numbers of Customer objects
         self.is_recovery = False
-        self.places: dict[int, int] = {}  # customer id -> node id
+        self._places: dict[Place, int] = {}  # node ids; 0: being taken
+        self._mailrooms: dict[int, Mailroom] = {}  # by node id
+        self._on_close: list[Callable[[], object]] = []
         self._leaving = contextlib.ExitStack()
         self._guard = threading.Lock()
-        self._handlers: dict[tuple[str, int, int], Handler] = {}  # by kind, app id, customer id
-        self._early: dict[tuple[str, int, int], deque[tuple[Future, tuple[Any, ...]]]] = {}
-        self._early_messages = self._early_bytes = 0
         self._meeting = threading.Condition()
         self._in_barriers = 0
         self._changed = threading.Condition()  # a node came or went
@@ -129,6 +101,7 @@ class Postoffice:
                     bind=f"{_bracketed(settings.host)}:{settings.port}",
                     transports=settings.transports,
                     limits=lanes,
+                    polling=settings.polling,
                     lease_s=settings.dead_after_s,
                     timeout_s=CONNECT_TIMEOUT_S,
                 )
@@ -159,7 +132,7 @@ class Postoffice:
     @property
     def driver(self) -> Driver:
         """Who makes progress while a thread waits for what comes from other nodes."""
-        return self._service._driver
+        return self._service.driver
 
     def _note_change(self, event: object) -> None:
         with self._changed:
@@ -177,66 +150,108 @@ class Postoffice:
     # -- places --------------------------------------------------------------------------------------------------------
 
     def add_customer(self, customer_id: int, rank: int = -1, timeout_s: float = START_TIMEOUT_S) -> int:
-        """Take a place for that customer; its node id. `rank` is wanted, else the smallest free one is taken.
+        """Take the places of that customer, one for each role and instance; the node id of the first. `rank` is wanted, else the
+        smallest free one is taken.
 
         Raises ConfigError for a customer that has one, DeadlineExceeded where all are taken for `timeout_s` seconds."""
+        instances = 1 if self.role == "scheduler" else self.settings.group_size
+        places = [(role, customer_id, instance) for role in self.settings.roles for instance in range(instances)]
         with self._guard:
-            if customer_id in self.places:
+            if places[0] in self._places:
                 raise errors.ConfigError(
                     f"customer {customer_id} of this process was started before: finalize() it, or take another id"
                 )
-            self.places[customer_id] = 0  # being taken
-        try:
-            node = self._take_place(customer_id, rank, timeout_s)
-        except BaseException:
-            del self.places[customer_id]
-            raise
-        with self._guard:
-            self.places[customer_id] = node
-        return node
-
-    def _take_place(self, customer_id: int, rank: int, timeout_s: float) -> int:
-        count = len(self.members(ids.GROUP_OF[self.role]))
+            self._places.update(dict.fromkeys(places, 0))
         deadline = time.monotonic() + timeout_s
+        prompt = self.driver.prompt
+        try:
+            for place in places:
+                node = self._take_place(place, rank, deadline, timeout_s)
+                with self._guard:
+                    self._places[place] = node
+        except BaseException:
+            with self._guard:
+                for place in places:
+                    del self._places[place]
+            raise
+        if self.role == "worker":
+            self.driver.prompt = prompt  # it asks, and is hardly ever asked: expect_requests()
+        return self._places[places[0]]
+
+    def _take_place(self, place: Place, rank: int, deadline: float, timeout_s: float) -> int:
+        role, _, instance = place
+        size = self.settings.group_size
+        count = len(self.members(ids.GROUP_OF[role]))
         while True:
             seen = self._changes
-            for wanted in [rank] if rank >= 0 else range(count):
-                node = ids.node_id(self.role, wanted)
+            for wanted in [rank * size + instance] if rank >= 0 else range(count):
+                node = ids.node_id(role, wanted)
+                mailroom = Mailroom(ids.name_of(node), self.driver.reactor)
+                settings = self.settings
+                dice = Dice(settings.drop_percent, settings.drop_seed, node) if settings.drop_percent else None
+                endpoint = Endpoint(mailroom, self.driver.reactor, self.members, dice)
                 try:
-                    server = self._service.create_server(SERVICE, Endpoint(self, node, self._customer_of(customer_id)), node)
+                    server = self._service.create_server(SERVICE, endpoint, node)
                 except errors.Rejected:
                     continue  # a living node has it
+                self._mailrooms[node] = mailroom
                 self._leaving.callback(server.close)
                 self.is_recovery = self._service.master_client.generate_id(f"{SERVICE} {node}") > 0
                 return node
             if not self._wait_for_change(seen, deadline):
-                what = ids.name_of(ids.node_id(self.role, rank)) if rank >= 0 else f"each of {count} {self.role}s"
+                what = ids.name_of(ids.node_id(role, rank)) if rank >= 0 else f"each of {count} {role}s"
                 raise errors.DeadlineExceeded(
-                    f"no place for one more {self.role} within {timeout_s} s: {what} is a living node; a larger "
-                    f"DMLC_NUM_{self.role.upper()} at every node allows more"
+                    f"no place for one more {role} within {timeout_s} s: {what} is a living node; a larger "
+                    f"DMLC_NUM_{role.upper()} at every node allows more"
                 )
-
-    def _customer_of(self, customer_id: int) -> int:
-        """Whose handlers get what is sent to a place: a worker's customers are told apart, elsewhere applications are."""
-        return customer_id if self.role == "worker" else 0
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
     @property
     def my_rank(self) -> int:
-        """Of the customer that started first. Raises ConfigError before start()."""
-        return ids.rank_of(self.node_of(min(self.places, default=0)))
+        """Of the customer that started first, within its (first) role. Raises ConfigError before start()."""
+        first = min((place for place in self._places if place[0] == self.settings.roles[0]), default=None)
+        return ids.rank_of(self.node_of(0 if first is None else first[1])) // self.settings.group_size
 
-    def node_of(self, customer_id: int) -> int:
-        """The node id of that customer. Raises ConfigError where it was not started."""
-        node = self.places.get(customer_id, 0)
+    def node_of(self, customer_id: int, role: str | None = None, instance: int = 0) -> int:
+        """The node id of that customer; of a joint process's `role`, "server" or "worker". Raises ConfigError where it was not
+        started."""
+        node = self._places.get((role or self.settings.roles[0], customer_id, instance), 0)
         if not node:
+            if (role or self.settings.roles[0], customer_id, 0) in self._places:
+                raise errors.ConfigError(
+                    f"instance {instance} of {self.settings.group_size} (DMLC_GROUP_SIZE): they begin with 0"
+                )
             raise errors.ConfigError(f"customer {customer_id} was not started in this process: start({customer_id}) comes first")
         return node
 
+    def expect_requests(self) -> None:
+        """Others ask this process, whatever its threads do: somebody must always listen, which costs each wait a thread switch.
+        Of a worker where nobody expects them, requests may wait for the engine's STANDBY_S, 20 ms."""
+        self.driver.take_over()
+
+    def mailroom(self, node: int) -> Mailroom:
+        """That of one of this process's node ids."""
+        return self._mailrooms[node]
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Run callback() when this process leaves, while others can still be answered."""
+        self._on_close.append(callback)
+
     def members(self, group: int) -> tuple[int, ...]:
-        """The node ids of a group, or of one node. Raises ConfigError."""
-        return ids.members(group, self.settings.servers, self.settings.workers)
+        """The node ids of a group, or of one node; of all instances. Raises ConfigError."""
+        size = self.settings.group_size
+        return ids.members(group, self.settings.servers * size, self.settings.workers * size)
+
+    def peers(self, group: int, instance: int) -> tuple[int, ...]:
+        """members() of a group that an instance talks to: those of its own number."""
+        size = self.settings.group_size
+        every = self.members(group)
+        return every if size == 1 else tuple(x for x in every if x == ids.SCHEDULER or ids.rank_of(x) % size == instance)
+
+    def process_of(self, node: int) -> int:
+        """The node id that this one would have if there was one instance in each process."""
+        return ids.node_id(ids.role_of(node), ids.rank_of(node) // self.settings.group_size)
 
     def get_dead_nodes(self, timeout_s: float = CONNECT_TIMEOUT_S) -> list[int]:
         """Ids of those that should be there and are not: not started yet, or found dead. A process that died on the scheduler's
@@ -268,17 +283,29 @@ class Postoffice:
     # -- barriers ----------------------------------------------------------------------------------------------------------
 
     def barrier(self, customer_id: int, group: int, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
-        """Wait until every node of a group is here.
+        """Wait until every node of a group is here: all places of this customer that belong to it come at once.
 
         Raises ConfigError where this node is not one of them, DeadlineExceeded with the names of those that are missing."""
-        node = self.node_of(customer_id)
+        first = self.node_of(customer_id)
         expected = self.members(group)
-        if node not in expected:
-            raise errors.ConfigError(f"{ids.name_of(node)} is not in group {group}, whose barrier it came to")
-        if len(expected) > 1:
-            names = [ids.name_of(each) for each in expected]
-            with self._inside():
-                self._service.master_client.barrier(f"{SERVICE} {group}", len(names), timeout_s, ids.name_of(node), names)
+        nodes = [node for (_, customer, _), node in self._places.items() if customer == customer_id and node in expected]
+        if not nodes:
+            raise errors.ConfigError(f"{ids.name_of(first)} is not in group {group}, whose barrier it came to")
+        if len(nodes) == len(expected):
+            return
+        deadline = time.monotonic() + timeout_s
+        if ids.SCHEDULER not in self.client.server_ids:
+            self.connect((ids.SCHEDULER,), timeout_s)
+        patience_s = max(0.0, deadline - time.monotonic())
+        with self._inside():
+            missing = self.client.call_to(
+                ids.SCHEDULER, "barrier", group, nodes, patience_s, timeout_s=patience_s + BARRIER_ANSWER_S
+            )
+        if missing:
+            raise errors.DeadlineExceeded(
+                f"the barrier of group {group} did not open within {timeout_s} s: {len(expected) - len(missing)} of "
+                f"{len(expected)} arrived; missing: {', '.join(map(ids.name_of, missing))}"
+            )
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -291,63 +318,12 @@ class Postoffice:
                 self._in_barriers -= 1
                 self._meeting.notify_all()
 
-    # -- messages ----------------------------------------------------------------------------------------------------------
-
-    def add_handler(self, kind: str, app_id: int, customer_id: int, handler: Handler) -> None:
-        """From now on that application gets its messages: first those that wait. Raises ConfigError where it has a handler."""
-        key = kind, app_id, self._customer_of(customer_id)
-        with self._guard:
-            if key in self._handlers:
-                raise errors.ConfigError(
-                    f"app {app_id}, customer {customer_id} has a handler of {kind!r} messages in this process"
-                )
-            self._handlers[key] = handler
-        self.driver.reactor.call_soon(partial(self._handle_early, key))  # there, where all others are handled
-
-    def remove_handler(self, kind: str, app_id: int, customer_id: int) -> None:
-        """Messages of that application wait again."""
-        with self._guard:
-            self._handlers.pop((kind, app_id, self._customer_of(customer_id)), None)
-
-    def receive(self, customer_id: int, kind: str, app_id: int, *message: Any) -> Any:
-        """One message, in the reactor's thread: the answer, or a Future of it. Raises Backpressure."""
-        key = kind, app_id, customer_id
-        handler = self._handlers.get(key)
-        if handler is not None and key not in self._early:
-            return handler(*message)
-        nbytes = sum(each.nbytes for each in message if isinstance(each, np.ndarray))
-        if self._early_messages >= EARLY_MESSAGES_MAX or self._early_bytes + nbytes > EARLY_BYTES_MAX:
-            raise errors.Backpressure(
-                f"{self._early_messages} messages of {self._early_bytes} bytes wait for handlers at this {self.role}, this is "
-                f"for app {app_id}: make its KVServer or SimpleApp there, and set its request handle"
-            )
-        answer = Future()
-        self._early_messages += 1
-        self._early_bytes += nbytes
-        self._early.setdefault(key, deque()).append((answer, message))
-        return answer
-
-    def _handle_early(self, key: tuple[str, int, int]) -> None:
-        """In the reactor's thread; what comes meanwhile waits behind."""
-        waiting = self._early.get(key, deque())
-        handler = self._handlers.get(key)
-        while waiting and handler is not None:
-            answer, message = waiting.popleft()
-            self._early_messages -= 1
-            self._early_bytes -= sum(each.nbytes for each in message if isinstance(each, np.ndarray))
-            if answer.finished:
-                continue  # given up by its sender
-            try:
-                follow(answer, handler(*message))
-            except Exception as error:
-                answer.set_error(error)
-        if not waiting:
-            self._early.pop(key, None)
-
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def close(self, after_barrier: bool = False) -> None:
         """Leave. `after_barrier` of all: the scheduler stays until the others, who have heard that it is open, have left."""
+        for callback in self._on_close:
+            callback()
         with self._meeting:  # another customer of this process may be about to hear of it
             self._meeting.wait_for(lambda: not self._in_barriers, LEAVE_TIMEOUT_S)
         if after_barrier:

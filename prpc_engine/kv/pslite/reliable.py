@@ -1,10 +1,13 @@
 """Messages that get lost and are sent again: who draws the lots, and who knows what has come before. No I/O here.
 
-    at the sender                 at the receiver
-    no answer within resend_s     a message known by (incarnation of its sender, sequence) is not handled again: it gets the
-    → again, twice as patient     answer of the first one, at once or when there is one
+    at the sender                            at the receiver, for each lane (a customer of one incarnation of a process)
+    each message of a lane has the next      the next number is handled; one further on is held until all before it have
+    number, and says below which number      been, or are below the floor
+    nothing is waited for any more (floor)
+    no answer within resend_s: again,        a number that came before is not handled again: it gets the answer of the first
+    twice as patient                         one, at once or when there is one; answers below the floor are forgotten
 
-Remembered are the last ANSWERS_MAX messages of all senders together.
+So order is kept, though any message may be lost, and what is remembered is what a sender still waits for.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from prpc_engine.errors import Backpressure, BadArguments
 from shard import VALUE, Future
 
-ANSWERS_MAX = 4096  # several times what one sender has on its way
+LANES_MAX = 4096  # of all senders together; the one that was silent for longest is forgotten
+AHEAD_MAX = 4096  # numbers above the floor: several times what a sender has on its way
 PATIENCE_GROWTH_MAX = 8  # of the first resend_s: a server that is slow is not helped by more messages
 
 
@@ -32,30 +38,63 @@ class Dice:
         return self._random.random() < self._share
 
 
-class Remembered:
+@dataclass
+class _Lane:
+    floor: int
+    next: int  # to be handled
+    answers: dict[int, Future] = field(default_factory=dict)
+    held: dict[int, Callable[[], Any]] = field(default_factory=dict)
+
+
+class Arrivals:
     """What was received. Called in the reactor's thread."""
 
-    def __init__(self, answers_max: int = ANSWERS_MAX) -> None:
-        self._answers_max = answers_max
-        self._answers: OrderedDict[tuple[int, int], Future] = OrderedDict()
+    def __init__(self, lanes_max: int = LANES_MAX, ahead_max: int = AHEAD_MAX) -> None:
+        self._lanes_max, self._ahead_max = lanes_max, ahead_max
+        self._lanes: OrderedDict[tuple[int, int], _Lane] = OrderedDict()
 
-    def answer(self, incarnation: int, sequence: int, handle: Callable[[], Any]) -> Future:
-        """The answer of that message, by handle() when it comes for the first time."""
-        key = incarnation, sequence
-        known = self._answers.get(key)
+    def answer(self, lane_key: tuple[int, int], sequence: int, floor: int, handle: Callable[[], Any]) -> Future:
+        """The answer of that message, by handle() when it comes for the first time and its turn has come.
+
+        Raises BadArguments for one that its sender said it waits for no more, Backpressure for one too far ahead."""
+        lane = self._lane(lane_key, floor)
+        if sequence < lane.floor:
+            raise BadArguments(f"message {sequence} comes after its sender gave it up: it waits from {lane.floor} on")
+        if sequence - lane.floor >= self._ahead_max:
+            raise Backpressure(
+                f"message {sequence} is {sequence - lane.floor} ahead of the first open one, {self._ahead_max} may"
+            )
+        known = lane.answers.get(sequence)
         if known is None:
-            known = self._answers[key] = Future()
-            if len(self._answers) > self._answers_max:
-                self._answers.popitem(last=False)
-            try:
-                value = handle()
-            except Exception as error:
-                known.set_error(error)
-            else:
-                follow(known, value)
+            known = lane.answers[sequence] = Future()
+            lane.held[sequence] = handle
         again = Future()  # of its own for each request: one that its caller gives up is cancelled
         follow(again, known)
+        while (due := lane.held.pop(lane.next, None)) is not None:
+            answer = lane.answers[lane.next]
+            lane.next += 1
+            try:
+                value = due()
+            except Exception as error:
+                answer.set_error(error)
+            else:
+                follow(answer, value)
         return again
+
+    def _lane(self, key: tuple[int, int], floor: int) -> _Lane:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(floor, floor)
+            if len(self._lanes) > self._lanes_max:
+                self._lanes.popitem(last=False)
+            return lane
+        self._lanes.move_to_end(key)
+        if floor > lane.floor:
+            for sequence in [each for each in lane.answers if each < floor]:
+                del lane.answers[sequence]
+                lane.held.pop(sequence, None)
+            lane.floor, lane.next = floor, max(lane.next, floor)
+        return lane
 
 
 def follow(future: Future, value: Any) -> None:

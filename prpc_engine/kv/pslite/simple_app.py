@@ -15,15 +15,16 @@ from functools import partial
 from typing import Any
 
 from prpc_engine.deferred import Deferred
-from prpc_engine.errors import BadArguments, Rejected
+from prpc_engine.errors import BadArguments, ConfigError, Rejected
 from prpc_engine.kv.pslite.customer import REQUEST_TIMEOUT_S, Customer
 from prpc_engine.kv.pslite.lifecycle import get_postoffice
-
-KIND = "simple"
+from prpc_engine.kv.pslite.mailroom import SIMPLE
 
 
 class Answer:
     """What becomes of one request: answered once, in its handler's turn or later, from any thread."""
+
+    __slots__ = ("_guard", "_is_given", "_later", "_value")
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -41,6 +42,13 @@ class Answer:
                 self._value = value
         if later is not None:
             later.reply(value)
+
+    def fail(self, error: BaseException) -> None:
+        """The handler raised, in a thread of its own; where it had answered before, that stays."""
+        with self._guard:
+            is_first, self._is_given, later = not self._is_given, True, self._later
+        if is_first and later is not None:
+            later.fail(error)
 
     def outcome(self) -> Any:
         """After the handler: the value, or what it comes by."""
@@ -68,8 +76,12 @@ SimpleHandle = Callable[[SimpleData, Any], object]
 class SimpleApp:
     """See the file's head. start() comes first. Handles run one at a time, in the thread that has the reactor.
 
+    instance  with DMLC_GROUP_SIZE > 1: which one of this process; it talks to those of its own number
+
     Raises ConfigError where this process has such an application, or did not start that customer.
     """
+
+    role: str | None = None  # whose place it takes in a joint process; None: the server's
 
     def __init__(
         self,
@@ -78,17 +90,33 @@ class SimpleApp:
         request_handle: SimpleHandle | None = None,
         response_handle: SimpleHandle | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        instance: int = 0,
     ) -> None:
-        self.app_id, self.customer_id = app_id, customer_id
+        if type(app_id) is not int:
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name}({type(app_id).__name__}, ...): an app id is an int; the class that takes an RpcService and holds tables "
+                f"is {name.replace('KV', 'Table') if name.startswith('KV') else 'TableWorker'}"
+            )
+        self.app_id, self.customer_id, self.instance = app_id, customer_id, instance
         self.postoffice = get_postoffice()
-        self._customer = Customer(self.postoffice, app_id, customer_id, request_timeout_s)
+        if self.role is not None and self.role not in self.postoffice.settings.roles:
+            raise ConfigError(
+                f"a {type(self).__name__} at a {self.postoffice.role}: only nodes with DMLC_ROLE={self.role}, or joint, have one"
+            )
+        self.node = self.postoffice.node_of(customer_id, self.role, instance)
+        self._mailroom = self.postoffice.mailroom(self.node)
+        self._customer = Customer(self.postoffice, app_id, request_timeout_s)
         self._request_handle = request_handle
         self._response_handle = response_handle
-        self.postoffice.add_handler(KIND, app_id, customer_id, self._on_simple_request)
+        if request_handle is not None:
+            self.postoffice.expect_requests()
+        self._mailroom.add_handler(SIMPLE, app_id, self._on_simple_request)
 
     def set_request_handle(self, handle: SimpleHandle) -> None:
         """handle(data, app) has to call app.response(data, body), then or later. Where requests may be on their way already, give
         it to the constructor."""
+        self.postoffice.expect_requests()
         self._request_handle = handle
 
     def set_response_handle(self, handle: SimpleHandle) -> None:
@@ -99,9 +127,12 @@ class SimpleApp:
         """Ask every node of a group, or the one of that id; the timestamp for wait(). Raises ConfigError, BadArguments."""
         if not isinstance(head, int) or not isinstance(body, str):
             raise BadArguments(f"request({head!r}, {body!r}): the head is an int and the body a str")
-        nodes = self.postoffice.members(recv_id)
-        parts = [(node, (head, body), len(body)) for node in nodes]
-        return self._customer.request(KIND, parts, partial(self._on_responses, head, nodes), timeout_s=timeout_s)
+        nodes = self.postoffice.peers(recv_id, self.instance)
+        timestamp = self._customer.new_timestamp()
+        message = self.app_id, self.node, self.customer_id, timestamp, head, body
+        parts = [(node, message, len(body)) for node in nodes]
+        finish = partial(self._on_responses, head, nodes)
+        return self._customer.request(timestamp, SIMPLE, parts, finish, timeout_s=timeout_s)
 
     def response(self, data: SimpleData, body: str = "") -> None:
         """Answer a request, from any thread. Raises Rejected the second time."""
@@ -112,13 +143,17 @@ class SimpleApp:
         """Return once all have answered, or raise: see Customer.wait()."""
         self._customer.wait(timestamp, timeout_s)
 
+    async def wait_async(self, timestamp: int) -> None:
+        """wait() for a coroutine, until the request's own deadline."""
+        await self._customer.wait_async(timestamp)
+
     def is_done(self, timestamp: int) -> bool:
         """Whether wait() would return, or raise, at once."""
         return self._customer.is_done(timestamp)
 
     def close(self) -> None:
         """Handle no more requests: they wait for the next application of this id."""
-        self.postoffice.remove_handler(KIND, self.app_id, self.customer_id)
+        self._mailroom.remove_handler(SIMPLE, self.app_id)
 
     def _on_simple_request(self, sender: int, customer_id: int, timestamp: int, head: int, body: str) -> Any:
         handle = self._request_handle

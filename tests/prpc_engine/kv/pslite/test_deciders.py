@@ -7,12 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
+from prpc_engine import kv
 from prpc_engine.errors import Backpressure, BadArguments, ConfigError
-from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids
+from prpc_engine.kv import pslite
+from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids, wire
 from prpc_engine.kv.pslite.environment import Settings
+from prpc_engine.kv.pslite.meetings import Meetings
 from prpc_engine.kv.pslite.outbox import Outbox
 from prpc_engine.kv.pslite.pairs import check_keys, check_layout, check_vals
-from prpc_engine.kv.pslite.reliable import Dice, Remembered
+from prpc_engine.kv.pslite.reliable import Arrivals, Dice
 from prpc_engine.kv.pslite.slicer import by_ranges, check_slices
 from shard import Future
 
@@ -154,8 +157,11 @@ def test_draws_are_independent_and_repeatable() -> None:
     assert sum(one and two for one, two in itertools.pairwise(many)) < 200  # ps-lite loses whole seconds
 
 
+LANE = (77, 0)
+
+
 def test_a_message_that_comes_again_gets_the_first_answer_and_is_not_handled() -> None:
-    remembered = Remembered(answers_max=2)
+    arrivals = Arrivals()
     handled = []
     later = Future()
 
@@ -163,15 +169,97 @@ def test_a_message_that_comes_again_gets_the_first_answer_and_is_not_handled() -
         handled.append(1)
         return later
 
-    first, second = remembered.answer(1, 1, handle), remembered.answer(1, 1, handle)
+    first, second = arrivals.answer(LANE, 0, 0, handle), arrivals.answer(LANE, 0, 0, handle)
     first.cancel()  # its caller gave up
     later.set_result("done")
-    assert second.result() == remembered.answer(1, 1, handle).result() == "done"
+    assert second.result() == arrivals.answer(LANE, 0, 0, handle).result() == "done"
     assert handled == [1]
-    remembered.answer(1, 2, lambda: None)
-    remembered.answer(2, 1, lambda: None)
-    remembered.answer(1, 1, handle)
-    assert handled == [1, 1]  # only the last two are remembered
+    assert arrivals.answer((78, 0), 0, 0, lambda: "of another").result() == "of another"
+    with pytest.raises(BadArguments, match="gave it up"):
+        arrivals.answer(LANE, 1, 1, lambda: None)  # below the floor nothing is remembered
+        arrivals.answer(LANE, 0, 0, handle)
+    assert handled == [1]
+
+
+def test_messages_are_handled_in_order_whichever_comes_first() -> None:
+    arrivals = Arrivals(ahead_max=8)
+    handled: list[int] = []
+    answers = {number: arrivals.answer(LANE, number, 0, lambda number=number: handled.append(number)) for number in (2, 1, 3)}
+    assert (handled, answers[1].done()) == ([], False)  # 0 was lost
+    arrivals.answer(LANE, 0, 0, lambda: handled.append(0))
+    assert handled == [0, 1, 2, 3]
+    assert all(answer.done() for answer in answers.values())
+    arrivals.answer(LANE, 6, 4, lambda: handled.append(6))
+    arrivals.answer(LANE, 7, 6, lambda: handled.append(7))  # 4 and 5 were given up: nobody waits for them
+    assert handled == [0, 1, 2, 3, 6, 7]
+    with pytest.raises(Backpressure, match="20 is 14 ahead"):
+        arrivals.answer(LANE, 20, 6, lambda: None)
+
+
+# Barriers
+
+
+def test_a_barrier_opens_with_the_last_one_and_names_those_that_are_missing() -> None:
+    meetings, group, expected = Meetings(), 6, (8, 9, 11)
+    first, second = Future(), Future()
+    assert not meetings.arrive(group, expected, [8, 9], first)  # a joint process brings both
+    meetings.give_up(group, expected, first)
+    assert first.result() == (11,)
+    meetings.leave(group, [8, 9], first)
+    assert not meetings.arrive(group, expected, [11], second)
+    third = Future()
+    assert not meetings.arrive(group, expected, [8], third)
+    again = Future()
+    assert not meetings.arrive(group, expected, [8], again)  # it died, and its successor is here
+    meetings.leave(group, [8], third)
+    assert meetings.arrive(group, expected, [9], Future())
+    assert (second.result(), again.result(), third.done()) == ((), (), False)
+    assert not meetings.arrive(group, expected, [8, 9], Future())  # the next one
+
+
+# On the way
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u8", "f2", "f4", "f8", "c16"])
+@pytest.mark.parametrize("length", [0, 3, 5000])
+@pytest.mark.parametrize("varying", [False, True])
+def test_pairs_arrive_as_they_were_packed(dtype: str, length: int, varying: bool) -> None:
+    asked, vals = keys(1, ids.KEY_MAX), np.ones(2 * length, dtype)
+    lens = np.array([length, length], np.int32) if varying else None
+    head, *arrays = wire.pack(3, 9, 1, -7, 1 << 40, wire.PUSH, KVPairs(asked, vals, lens, priority=-2))
+    fields = wire.Head(*wire.read_head(head))
+    assert (fields.app_id, fields.sender, fields.customer_id, fields.cmd, fields.timestamp) == (3, 9, 1, -7, 1 << 40)
+    got = wire.read_pairs(head, fields, tuple(arrays))
+    assert (got.keys.tolist(), got.vals.dtype, got.priority) == (asked.tolist(), vals.dtype, -2)
+    np.testing.assert_array_equal(got.vals, vals)
+    assert (got.lens is None) == (lens is None)
+    n_keys, answer, their_lens = wire.read_answer(wire.pack_answer(2, vals, lens))
+    assert n_keys == 2 and (their_lens is None) == (lens is None)
+    np.testing.assert_array_equal(answer, vals)
+
+
+def test_what_was_not_packed_here_is_refused() -> None:
+    (head,) = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1, 2), floats(1, 2)))
+    for cut in (b"", head[:39], head[:60]):
+        with pytest.raises(BadArguments, match="a request"):
+            wire.read_pairs(cut, wire.read_head(cut), ())
+    with pytest.raises(BadArguments, match="no number of 32 bits"):
+        wire.pack(0, 9, 0, 1 << 31, 0, wire.PUSH, KVPairs(keys(1), floats(1)))
+    for bad in (b"", b"\x00\xff\x00\x00\x01\x00\x00\x00", b"\x04\x0b\x00\x00\xff\x00\x00\x00"):
+        with pytest.raises(BadArguments, match="an answer"):
+            wire.read_answer(bad)
+
+
+# Names
+
+
+def test_ps_lites_names_stand_beside_the_tables_and_each_points_at_the_other() -> None:
+    assert (kv.KVWorker, kv.start) == (pslite.KVWorker, pslite.start)
+    assert set(pslite.__all__) <= set(kv.__all__)
+    with pytest.raises(ConfigError, match="holds tables is TableWorker"):
+        kv.KVWorker(object())
+    with pytest.raises(ConfigError, match="holds tables is TableServer"):
+        kv.KVServer(object())
 
 
 # Sums
@@ -234,14 +322,15 @@ def test_the_environment_says_who_this_process_is() -> None:
     ("change", "said"),
     [
         ({"DMLC_ROLE": ""}, "DMLC_ROLE must be set"),
-        ({"DMLC_ROLE": "joint"}, "DMLC_ROLE='joint': scheduler, server, worker are allowed"),
+        ({"DMLC_ROLE": "master"}, "DMLC_ROLE='master': scheduler, server, worker, joint are allowed"),
         ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER='0': a whole number from 1 to"),
         ({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER='two'"),
         ({"DMLC_PS_ROOT_PORT": "65536"}, "DMLC_PS_ROOT_PORT='65536'"),
         ({"DMLC_PS_ROOT_URI": "no host"}, "no host"),
         ({"DMLC_PS_VAN_TYPE": "ibverbs"}, "DMLC_PS_VAN_TYPE='ibverbs': zmq, p3"),
         ({"DMLC_ENABLE_RDMA": "fabric"}, "DMLC_ENABLE_RDMA='fabric'"),
-        ({"DMLC_GROUP_SIZE": "2"}, "there are no instance groups here"),
+        ({"DMLC_GROUP_SIZE": "2"}, "instances of one worker stay together, so give it a DMLC_RANK"),
+        ({"DMLC_NUM_PORTS": "2"}, "a node has one port here"),
         ({"DMLC_RANK": "3"}, "rank 3 (argument, or DMLC_RANK) of a job with 3 workers: 0 to 2"),
         ({"DMLC_INTERFACE": "nosuch"}, "DMLC_INTERFACE='nosuch': no interface"),
         ({"PS_DROP_MSG": "101"}, "PS_DROP_MSG='101': a whole number from 0 to 100"),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.kv.pslite.launch import TIME_IS_OVER, JobReport, _free_port, launch
+from prpc_engine.kv.pslite.launch import launch
+from prpc_engine.local_job import TIME_IS_OVER, JobReport, free_ports
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 TIMEOUT_S = 100.0
@@ -20,9 +21,11 @@ def command(flow: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "tests.prpc_engine.kv.pslite.node", flow, *arguments]
 
 
-def run(flow: str, *arguments: str, servers: int = 2, workers: int = 2, customers: bool = False, **more: str) -> JobReport:
+def run(
+    flow: str, *arguments: str, servers: int = 2, workers: int = 2, customers: bool = False, joint: bool = False, **more: str
+) -> JobReport:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
-    return launch(command(flow, *arguments), servers, workers, TIMEOUT_S, customers, environment)
+    return launch(command(flow, *arguments), servers, workers, TIMEOUT_S, customers, environment, joint)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,44 @@ def test_lost_messages_are_sent_again_and_handled_once(flow: str, seed: int) -> 
     assert report.code == 0, str(report)
 
 
+def test_messages_that_are_sent_again_are_handled_in_order(seed: int) -> None:
+    lossy = {"PS_DROP_MSG": "20", "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "50", "PS_DROP_SEED": str(seed)}
+    report = run("order", servers=1, workers=1, **lossy)
+    assert report.code == 0, str(report)
+
+
+def test_a_joint_process_is_a_server_and_a_worker() -> None:
+    report = run("joint", joint=True)
+    assert report.code == 0, str(report)
+    assert sorted(each.name for each in report.ended) == ["joint 0", "joint 1", "scheduler"]
+
+
+def test_instances_of_a_group_are_nodes_of_their_own_and_one_for_the_application() -> None:
+    report = run("group", DMLC_GROUP_SIZE="2")
+    assert report.code == 0, str(report)
+
+
+def test_handler_threads_keep_each_workers_order_and_none_waits_for_another() -> None:
+    report = run("threads", servers=1)
+    assert report.code == 0, str(report)
+
+
+def test_pushes_land_in_registered_buffers() -> None:
+    report = run("landing", servers=1)
+    assert report.code == 0, str(report)
+
+
+def test_requests_are_awaited_in_a_coroutine() -> None:
+    report = run("awaited", workers=1)
+    assert report.code == 0, str(report)
+
+
+@pytest.mark.parametrize(("nbytes", "mode"), [("1024", "both"), ("1024000", "push"), ("1024000", "pull")])
+def test_what_bytedances_benchmark_moves_arrives_whole(nbytes: str, mode: str) -> None:
+    report = run("own_benchmark", nbytes, mode)
+    assert report.code == 0, str(report)
+
+
 # When something fails
 
 
@@ -94,7 +135,7 @@ class Processes:
             "DMLC_NUM_SERVER": str(servers),
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(_free_port()),
+            "DMLC_PS_ROOT_PORT": str(*free_ports(1)),
         }
         self._started: list[subprocess.Popen[bytes]] = []
 

@@ -1,0 +1,205 @@
+"""Flows of node.py beyond dmlc's tests: groups, handler threads, registered buffers, coroutines, bytedance's benchmark."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from prpc_engine import errors
+from prpc_engine.kv import pslite as ps
+from prpc_engine.kv.pslite.ids import KEY_MAX
+
+
+def group() -> None:
+    """Two instances in each process: each talks to the servers' instances of its own number, under the process's id."""
+    ps.start(0)
+    postoffice = ps.get_postoffice()
+    if ps.is_server():
+        assert ps.my_rank() == int(os.environ["DMLC_RANK"])
+        for instance in range(2):
+            sums = ps.KVServerDefaultHandle()
+
+            def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer, sums: ps.KVServerDefaultHandle = sums) -> None:
+                assert meta.sender in (9, 11)  # of the process, not of its instance
+                sums(meta, pairs, server)
+
+            ps.KVServer(0, instance=instance).set_request_handle(handle)
+    elif ps.is_worker():
+        assert ps.num_workers() == 2 and len(postoffice.members(ps.WORKER_GROUP)) == 4
+        assert len(postoffice.key_ranges) == 2
+        keys = np.array([ps.my_rank(), KEY_MAX - ps.my_rank()], np.uint64)
+        for instance in range(2):
+            kv = ps.KVWorker(0, 0, instance=instance)
+            kv.wait(kv.push(keys, np.array([1, 2], np.float32) + instance))
+            got = np.zeros(2, np.float32)
+            kv.wait(kv.pull(keys, got))
+            assert got.tolist() == [1 + instance, 2 + instance]
+        with pytest.raises(errors.ConfigError, match="instance 2 of 2"):
+            ps.KVWorker(1, 0, instance=2)
+        postoffice.barrier(0, ps.WORKER_GROUP, 30)
+    ps.finalize(0, True)
+
+
+def threads() -> None:
+    """Two handler threads: each worker's requests in order, and one that is stuck does not hold up the other's."""
+    ps.start(0)
+    if ps.is_server():
+        seen: dict[int, list[float]] = {9: [], 11: []}
+        go_on = threading.Event()
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            if meta.cmd == 1:
+                raise ValueError("not here")
+            if meta.cmd == 2:
+                assert go_on.wait(30)
+            if meta.cmd == 3:
+                go_on.set()
+            seen[meta.sender].append(float(pairs.vals[0]))
+            server.response(meta)
+
+        server = ps.KVServer(0, handler_threads=2)
+        server.set_request_handle(handle)
+        ps.finalize(0, True)
+        assert seen == {9: list(range(100)), 11: list(range(100))}
+        return
+    if ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        one = np.array([1], np.uint64)
+        first = ps.my_rank() == 0
+        timestamps = [kv.push(one, np.zeros(1, np.float32), cmd=2 if first else 3)]
+        timestamps += [kv.push(one, np.array([i], np.float32)) for i in range(1, 100)]
+        for timestamp in timestamps:
+            kv.wait(timestamp, 30)
+        with pytest.raises(errors.RemoteError, match="not here"):
+            kv.wait(kv.push(one, np.zeros(1, np.float32), cmd=1))
+    ps.finalize(0, True)
+
+
+def landing() -> None:
+    """Registered buffers: pushes land in them, each of one worker and one key; what does not fit is refused."""
+    ps.start(0)
+    keys, size = np.array([7], np.uint64), 100_000
+    if ps.is_server():
+        buffers = {rank: np.zeros(size, np.uint8) for rank in range(2)}
+        server = ps.KVServer(0)
+        for rank, buffer in buffers.items():
+            server.register_recv_buffer(rank, keys, buffer, np.array([size], np.int32))
+        with pytest.raises(errors.BadArguments, match="one key"):
+            server.register_recv_buffer(0, np.array([1, 2], np.uint64), np.zeros(4, np.uint8))
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            if meta.push:
+                assert pairs.vals is buffers[ps_rank(meta.sender)]
+                assert int(pairs.vals.min()) == int(pairs.vals.max()) == meta.cmd
+            server.response(meta, ps.KVPairs(pairs.keys, buffers[ps_rank(meta.sender)]) if meta.pull else None)
+
+        server.set_request_handle(handle)
+    elif ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        vals, got = np.empty(size, np.uint8), np.empty(size, np.uint8)
+        for round_number in range(5):
+            vals[:] = round_number + 10 * ps.my_rank()
+            kv.wait(kv.zpush(keys, vals, cmd=int(vals[0])))
+            kv.wait(kv.zpull(keys, got))
+            assert np.array_equal(vals, got)
+        kv.wait(kv.zpush_pull(keys, vals, got, cmd=int(vals[0])))
+        with pytest.raises(errors.RemoteError, match="registered buffer"):
+            kv.wait(kv.push(keys, vals[:10]))
+    ps.finalize(0, True)
+
+
+def ps_rank(node: int) -> int:
+    """Of a worker's id."""
+    return (node - 9) // 2
+
+
+def awaited() -> None:
+    """In a coroutine: several under way, and an error where it belongs."""
+    ps.start(0)
+    if ps.is_server():
+        ps.KVServer(0).set_request_handle(ps.KVServerDefaultHandle())
+    elif ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+
+        async def work() -> None:
+            keys = np.array([1, KEY_MAX], np.uint64)
+            await asyncio.gather(*(kv.wait_async(kv.push(keys, np.ones(2, np.float32))) for _ in range(100)))
+            got = np.zeros(2, np.float32)
+            await kv.wait_async(kv.pull(keys, got))
+            assert got.tolist() == [100, 100]
+            with pytest.raises(errors.RemoteError, match="has 1 values since"):
+                await kv.wait_async(kv.push(keys, np.ones(4, np.float32)))
+
+        asyncio.run(work())
+    ps.finalize(0, True)
+
+
+def order() -> None:
+    """Messages get lost and are sent again: they are handled in order all the same."""
+    ps.start(0)
+    if ps.is_server():
+        seen: list[int] = []
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            seen.append(int(pairs.vals[0]))
+            server.response(meta)
+
+        ps.KVServer(0).set_request_handle(handle)
+        ps.finalize(0, True)
+        assert seen == list(range(200))
+        return
+    if ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        for timestamp in [kv.push(np.array([1], np.uint64), np.array([i], np.float32)) for i in range(200)]:
+            kv.wait(timestamp)
+    ps.finalize(0, True)
+
+
+def own_benchmark(nbytes: str, mode: str) -> None:
+    """bytedance's test_benchmark: one key a message, spread over the servers; the server keeps what was pushed first."""
+    ps.start(0)
+    size, keys_per_server, rounds = int(nbytes), 4, 5
+    ranges = ps.get_postoffice().key_ranges
+    if ps.is_server():
+        store: dict[int, np.ndarray] = {}
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            key = int(pairs.keys[0])
+            if meta.push:
+                assert pairs.lens is not None and pairs.lens.tolist() == [len(pairs.vals)]
+                store.setdefault(key, pairs.vals.copy())
+                server.response(meta)
+            else:
+                server.response(meta, ps.KVPairs(pairs.keys, store[key], np.array([len(store[key])], np.int32)))
+
+        ps.KVServer(0).set_request_handle(handle)
+        workers = ps.num_workers()
+        ps.finalize(0, True)
+        assert len(store) == keys_per_server * workers  # of this server's range, by all workers
+        return
+    if ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        count, first = keys_per_server * len(ranges), ps.my_rank() * keys_per_server
+        chosen = [np.array([ranges[i % len(ranges)].begin + first + i // len(ranges)], np.uint64) for i in range(count)]
+        lens = np.array([size], np.int32)
+        vals = [np.full(size, i + 1, np.uint8) for i in range(count)]
+        outs = [np.zeros(size, np.uint8) for _ in range(count)]
+        for timestamp in [kv.zpush(key, val, lens) for key, val in zip(chosen, vals, strict=True)]:
+            kv.wait(timestamp)
+        ps.get_postoffice().barrier(0, ps.WORKER_GROUP, 30)
+        for _ in range(rounds):
+            timestamps = []
+            for key, val, out in zip(chosen, vals, outs, strict=True):
+                if mode != "pull":
+                    timestamps.append(kv.zpush(key, val, lens))
+                if mode != "push":
+                    timestamps.append(kv.zpull(key, out))
+            for timestamp in timestamps:
+                kv.wait(timestamp)
+        if mode != "push":
+            assert all(np.array_equal(val, out) for val, out in zip(vals, outs, strict=True))
+    ps.finalize(0, True)
