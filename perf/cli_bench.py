@@ -16,7 +16,7 @@ from perf.timing import FULL, QUICK
 
 SUBJECTS = (
     *("ring", "shard", "growth", "rpc", "start", "clients", "connections", "mixed", "tls", "failure"),
-    *("tensor", "transfer", "fuse", "kv", "checkpoint"),
+    *("tensor", "transfer", "fuse", "kv", "pslite", "checkpoint"),
 )
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 

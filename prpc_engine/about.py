@@ -3,16 +3,19 @@
     method   arguments   answer
     about                {"version", "python", "process", "addresses", "services", "time_s"}
     ping                 None: a round trip, and nothing else
+    statistics           {"process", "peers", "servers", "slab"}: PeerStatistics, ServerStatistics by "service/server id" and
+                         SlabStatistics as they are now, as dicts; a shard answers for itself
 
-Every node serves this at ABOUT_TARGET. `prpc doctor --peer` is who asks.
+Every node serves this at ABOUT_TARGET. `prpc doctor --peer` and `prpc top` are who ask.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from prpc_engine.config import allow_from
 from prpc_engine.master.protocol import FixedRoute
@@ -20,13 +23,19 @@ from prpc_engine.master.whereabouts import this_process
 from prpc_engine.release import VERSION
 from prpc_engine.server import Server
 
+if TYPE_CHECKING:
+    from prpc_engine.peer import Peer
+    from shard import Slab
+
 ABOUT_TARGET = 8  # below what a master gives to servers
 ABOUT_ROUTE = FixedRoute(ABOUT_TARGET, "the node itself")
-ABOUT, PING = "about", "ping"
+ABOUT, PING, STATISTICS = "about", "ping", "statistics"
 
 
-def about_server(addresses: Callable[[], list[str]], servers: Mapping[int, Server]) -> Server:
-    """The server to put at ABOUT_TARGET of a node that has these addresses and servers."""
+def about_server(
+    addresses: Callable[[], list[str]], servers: Mapping[int, Server], peers: Callable[[], Iterable[Peer]], slab: Slab
+) -> Server:
+    """The server to put at ABOUT_TARGET of a node that has these."""
 
     def about() -> dict[str, Any]:
         return {
@@ -38,7 +47,20 @@ def about_server(addresses: Callable[[], list[str]], servers: Mapping[int, Serve
             "time_s": time.time(),
         }
 
-    return Server("prpc", 0, ABOUT_TARGET, {ABOUT: about, PING: _nothing}, allow=allow_from(None))
+    def statistics() -> dict[str, Any]:
+        return {
+            "process": this_process(),
+            "peers": [asdict(peer.statistics()) for peer in peers()],
+            "servers": {
+                f"{one.service}/{one.server_id}": asdict(one.statistics())
+                for target, one in list(servers.items())
+                if target != ABOUT_TARGET
+            },
+            "slab": asdict(slab.statistics()),
+        }
+
+    verbs = {ABOUT: about, PING: _nothing, STATISTICS: statistics}
+    return Server("prpc", 0, ABOUT_TARGET, verbs, allow=allow_from(None))
 
 
 def _nothing() -> None:

@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 TRANSPORTS = ("shm", "tcp")  # in order of preference
-SECTIONS = ("limits", "tls", "allow")  # of the file that PRPC_CONFIG names
+SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
 POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
 SLAB_BYTES_MAX = 8 << 30
@@ -98,7 +98,9 @@ def _load(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
     for section in content:
         if section not in SECTIONS:
-            raise ConfigError(f"{path}: unknown section or value {section!r}: allowed are [limits], [tls] and [[allow]]")
+            raise ConfigError(
+                f"{path}: unknown section or value {section!r}: allowed are [limits], [transport], [tls] and [[allow]]"
+            )
     return content
 
 
@@ -108,6 +110,17 @@ def _table(path: str, section: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: {section} = {table!r}: a table is expected, under [{section}]")
     return table
+
+
+def tcp_checksum_from() -> bool:
+    """Whether this node wishes checksums of its tcp connections without TLS: tcp_checksum of [transport] in the file that
+    PRPC_CONFIG names, else no. One of two sides is enough. Raises ConfigError."""
+    path = os.environ.get("PRPC_CONFIG")
+    table = _table(path, "transport") if path else {}
+    for name, value in table.items():
+        if name != "tcp_checksum" or not isinstance(value, bool):
+            raise ConfigError(f"{path}: [transport] {name} = {value!r}: allowed is tcp_checksum, true or false")
+    return bool(table.get("tcp_checksum"))
 
 
 @dataclass(frozen=True)

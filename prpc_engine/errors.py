@@ -3,6 +3,7 @@
 RpcError
 ├── NotSent              it never left this process        → safe to send again, elsewhere
 │   ├── MasterUnreachable   no master answers there         → start one, or mend the address
+│   ├── NoPath              none of our transports connects → the text says why, one each
 │   └── NoServer            no live server of that service  → start one, or wait longer
 ├── Rejected             the server refused before running → safe to send again when mended
 │   ├── UnknownService      nobody there has that name      → mend the name
@@ -33,6 +34,7 @@ Every first line says what was asked, of whom, over what, after how long, and wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -51,6 +53,7 @@ __all__ = [
     "JournalError",
     "MasterUnreachable",
     "MaybeExecuted",
+    "NoPath",
     "NoServer",
     "NoSuchNode",
     "NodeExists",
@@ -78,6 +81,18 @@ class NotSent(RpcError):
 
 class MasterUnreachable(NotSent):
     """No master answers at the given address."""
+
+
+class NoPath(NotSent):
+    """No transport leads to the other node; `refusals` has why, a paths.Refusal each."""
+
+    def __init__(self, text: str, refusals: Iterable[Any] = ()) -> None:
+        super().__init__(text)
+        self.refusals = tuple(refusals)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copy and pickle, which would call it with the text alone."""
+        return type(self), (*self.args, self.refusals)
 
 
 class NoServer(NotSent):

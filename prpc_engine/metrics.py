@@ -74,6 +74,8 @@ SERVER = (
     Figure("failures", "counter", "Handlers that raised.", attrgetter("failures")),
     Figure("expired", "counter", "Requests whose deadline passed before their handler could run.", attrgetter("expired")),
     Figure("cancelled", "counter", "Requests given up by their callers.", attrgetter("cancelled")),
+    Figure("repeated", "counter", "Calls of once methods that came again, and were not run again.", attrgetter("repeated")),
+    Figure("forgotten", "counter", "Answers to calls of once methods that are kept no longer.", attrgetter("forgotten")),
     Figure("tasks", "gauge", "Handlers that run as tasks now.", attrgetter("tasks")),
     Figure("queued", "gauge", "Requests that wait for a task to end.", attrgetter("queued")),
 )

@@ -21,8 +21,8 @@ from prpc_engine import errors
 from prpc_engine.about import ABOUT_TARGET, about_server
 from prpc_engine.address import Address
 from prpc_engine.archive import Archive
-from prpc_engine.config import TlsSettings, check_exposure, tls_from
-from prpc_engine.paths import Choice, NoPath, Paths, Refusal
+from prpc_engine.config import TlsSettings, check_exposure, tcp_checksum_from, tls_from
+from prpc_engine.paths import Choice, Paths, Refusal
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
 from shard import (
@@ -30,6 +30,8 @@ from shard import (
     AuthenticationError,
     ClosedError,
     Connection,
+    Dealer,
+    DealtPort,
     Driver,
     ForkedError,
     Future,
@@ -40,6 +42,7 @@ from shard import (
     ShardError,
     ShmTransport,
     Slab,
+    TcpListener,
     TcpTransport,
     Transport,
 )
@@ -99,7 +102,7 @@ class Node:
         self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
         self.slab = slab
         self.servers: dict[int, Server] = {}
-        self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers)
+        self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers, self.peers, slab)
         self.on_peer_lost: Callable[[Peer], None] = _ignore
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
         self._accepted: set[Peer] = set()
@@ -113,7 +116,7 @@ class Node:
         self._guard = threading.Lock()
         self.pid = os.getpid()
         self._closed = False
-        identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits)
+        identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits, tcp_checksum=tcp_checksum_from())
         self._memory = MemoryTransport(identity, slab)
         control = replace(identity, limits=replace(limits, bulk_lanes=0))  # to a master, whose messages are all small
         self._advertise = advertise
@@ -161,9 +164,25 @@ class Node:
         return f"tcp://{Address(self._advertise.host, port)}"
 
     def address(self, scheme: str) -> str:
-        """Where one transport listens, without its scheme."""
-        bound = (listener.address for listener in self._listeners)
-        return next(address.partition("://")[2] for address in bound if address.startswith(scheme + "://"))
+        """Where one transport listens, without its scheme. Raises Closed when the node is, ConfigError where it never did."""
+        for listener in self._listeners:
+            if listener.address.startswith(scheme + "://"):
+                return listener.address.partition("://")[2]
+        if self._closed:
+            raise errors.Closed(f"this node is closed and listens at no {scheme} address: ask for it before close()")
+        raise errors.ConfigError(f"this node listens at no {scheme} address: it was made without that transport")
+
+    # -- one port for several processes ----------------------------------------------------------------------------------
+
+    def deal_out(self, dealer: Dealer) -> None:
+        """From now on the dealer's takers get what comes to this node's tcp port, while there are any."""
+        for listener in self._listeners:
+            if isinstance(listener, TcpListener):
+                listener.share(dealer.deal)
+
+    def take(self, port: DealtPort) -> None:
+        """Accept what another process's dealer hands over, as if this node listened at its port."""
+        self._listeners.append(self._tcp.listen_on(port, self.reactor, self._accept))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -255,7 +274,7 @@ class Node:
                 return way, Choice(name, way.peer, addresses[-1], tuple(refusals.values()), self.reactor.clock())
             if name != MemoryTransport.scheme:  # that another process is not this one goes without saying
                 refusals[name] = way
-        raise NoPath(f"{asked} cannot be reached: " + "; ".join(map(str, refusals.values())), refusals.values())
+        raise errors.NoPath(f"{asked} cannot be reached: " + "; ".join(map(str, refusals.values())), refusals.values())
 
     def _leave_later(self, peer: Peer, after_s: float, looks: int = LEAVE_LOOKS_MAX) -> None:
         """Hang up on a peer in two steps, so that the next call tries the preferred path again. In the reactor.

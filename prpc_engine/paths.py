@@ -29,8 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from prpc_engine.errors import NotSent
-
 FAILURES_MAX = 3  # one may be chance, and a second its echo
 REST_S = 30.0  # connecting anew costs calls that may have run: not every few seconds, and not for ever where it was mended
 REST_S_MAX = 600.0
@@ -49,14 +47,6 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.transport}: {self.reason}"
-
-
-class NoPath(NotSent):
-    """No transport connects; `refusals` has why, one each."""
-
-    def __init__(self, text: str, refusals: Iterable[Refusal] = ()) -> None:
-        super().__init__(text)
-        self.refusals = tuple(refusals)
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ class Peer:
         self._decode_plain = self.decoder.decode_plain
         self._armed = NEVER  # when expire() is next called
         self.lost = False
+        self.when_lost: list[Callable[[Peer], object]] = []  # called with it, in the reactor, once its connection is over
         self._calls_max = connection.limits.calls_in_flight_max
         self._send = connection.send
         self.reactor = reactor
@@ -470,3 +471,5 @@ class Peer:
             if job.cancel is not None and (job.inbox is not None or job.is_queued):
                 job.cancel(gone)
         self._on_lost(self)
+        for tell in self.when_lost:
+            tell(self)

@@ -9,7 +9,8 @@
     hello    offset  size  field
                   0     4  magic     b"PRPC"
                   4     2  version   HANDSHAKE_VERSION, little-endian
-                  6     2  kind      what the connector wants to speak: the transport's number
+                  6     1  kind      what the connector wants to speak: the transport's number
+                  7     1  wishes    CHECKED: records with checksums follow (transport/checked.py); others are refused
                   8     8  incarnation of the sender: changes with every start of a node
                  16    32  nonce     random
                  48     1  lane      number of this socket in its connection: 0 opens it, the others join it in any order
@@ -18,6 +19,9 @@
 
     The acceptor's hello says lane 0 of 1 and no token. Only who opened a connection may add a lane to it: transport/lanes.py
     compares what both have proved.
+
+    Checksums are on when either side wishes them, and there is no TLS, which has better ones: then `checks` says what they begin
+    with. The proofs are of both hellos, so nobody in between can take a wish away.
 
     proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello || binding), RFC 2104; role keeps one side's
              proof from being sent back to it; binding is empty on a plain socket, inside TLS what only the two ends of that
@@ -36,6 +40,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -43,11 +48,12 @@ from shard.errors import AuthenticationError, RemoteProtocolError
 
 MAGIC = b"PRPC"
 HANDSHAKE_VERSION = 2
-HELLO = struct.Struct("<4sHHQ32sBB16s")
+HELLO = struct.Struct("<4sHBBQ32sBB16s")
 assert HELLO.size == 66  # the table above
 PROOF_BYTES = 32
 TOKEN_BYTES = 16
 LANES_MAX = 9  # one for small messages and Limits.bulk_lanes, of which 8 are allowed
+CHECKED = 1  # of a hello's wishes
 ACCEPTED, REFUSED = b"\x06", b"\x15"
 
 TLS_HANDSHAKE, TLS_ALERT = b"\x16\x03", b"\x15\x03"  # how records of TLS begin
@@ -73,9 +79,14 @@ def _proof(secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: b
     return hmac.new(secret, role + connector_hello + acceptor_hello + binding, hashlib.sha256).digest()
 
 
-def _check_hello(hello: bytes, kind: int, lanes_max: int) -> tuple[int, Lane]:
-    """The sender's incarnation, and which lane it wants."""
-    magic, version, their_kind, incarnation, _, number, count, token = HELLO.unpack(hello)
+def _check(role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> int:
+    """What the checksums of what that role says begin with."""
+    return zlib.crc32(role + connector_hello + acceptor_hello)
+
+
+def _check_hello(hello: bytes, kind: int, lanes_max: int) -> tuple[int, Lane, bool]:
+    """The sender's incarnation, which lane it wants, and whether it wishes checksums."""
+    magic, version, their_kind, wishes, incarnation, _, number, count, token = HELLO.unpack(hello)
     if magic.startswith(TLS_HANDSHAKE):
         raise RemoteProtocolError(TLS_MISSING_TEXT)
     if magic != MAGIC:
@@ -86,23 +97,37 @@ def _check_hello(hello: bytes, kind: int, lanes_max: int) -> tuple[int, Lane]:
         )
     if their_kind != kind:
         raise RemoteProtocolError(f"the peer speaks transport {their_kind}, this side listens for {kind}")
+    if wishes & ~CHECKED:
+        raise RemoteProtocolError(
+            f"the peer wishes {wishes:#x}, this side knows {CHECKED:#x}: install the same release at both sides"
+        )
     if not number < count <= lanes_max:
         raise RemoteProtocolError(f"the peer asks for lane {number} of {count}, at most {lanes_max} allowed")
-    return int(incarnation), Lane(token, number, count)
+    return int(incarnation), Lane(token, number, count), bool(wishes)
 
 
 class Handshake(ABC):
     """What both roles share. `wanted` says how many bytes feed() needs next; 0 when the exchange is over."""
 
     farewell = b""  # what to send before hanging up, once feed() has raised
+    checks: tuple[int, int] | None = None  # what the checksums of the two directions begin with, ours first; None: there are none
 
     def __init__(
-        self, secret: bytes, kind: int, incarnation: int, nonce: bytes, binding: bytes = b"", lane: Lane = ONLY_LANE
+        self,
+        secret: bytes,
+        kind: int,
+        incarnation: int,
+        nonce: bytes,
+        binding: bytes = b"",
+        lane: Lane = ONLY_LANE,
+        checked: bool = False,
     ) -> None:
         self._secret = secret
         self._binding = binding
         self._kind = kind
-        self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, incarnation, nonce, lane.number, lane.count, lane.token)
+        self._checked = checked
+        wishes = CHECKED if checked else 0
+        self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, wishes, incarnation, nonce, lane.number, lane.count, lane.token)
         self.peer_incarnation = 0
         self.wanted = 0
 
@@ -130,9 +155,11 @@ class Connector(Handshake):
                 raise AuthenticationError(_REFUSED_TEXT)
             return b""
         hello, proof = data[: HELLO.size], data[HELLO.size :]
-        self.peer_incarnation, _ = _check_hello(hello, self._kind, 1)
+        self.peer_incarnation, _, checked = _check_hello(hello, self._kind, 1)
         if not hmac.compare_digest(proof, _proof(self._secret, b"acceptor", self._hello, hello, self._binding)):
             raise AuthenticationError(_REFUSED_TEXT)
+        if (checked or self._checked) and not self._binding:
+            self.checks = _check(b"connector", self._hello, hello), _check(b"acceptor", self._hello, hello)
         self.wanted = 1
         return _proof(self._secret, b"connector", self._hello, hello, self._binding)
 
@@ -142,9 +169,16 @@ class Acceptor(Handshake):
     itself, once it can take messages."""
 
     def __init__(
-        self, secret: bytes, kind: int, incarnation: int, nonce: bytes, binding: bytes = b"", lanes_max: int = 1
+        self,
+        secret: bytes,
+        kind: int,
+        incarnation: int,
+        nonce: bytes,
+        binding: bytes = b"",
+        lanes_max: int = 1,
+        checked: bool = False,
     ) -> None:
-        super().__init__(secret, kind, incarnation, nonce, binding)
+        super().__init__(secret, kind, incarnation, nonce, binding, checked=checked)
         self._lanes_max = lanes_max
         self.lane = ONLY_LANE  # what the connector asks for
 
@@ -157,12 +191,14 @@ class Acceptor(Handshake):
         assert len(data) == self.wanted
         if not self._their_hello:
             try:
-                self.peer_incarnation, self.lane = _check_hello(data, self._kind, self._lanes_max)
+                self.peer_incarnation, self.lane, checked = _check_hello(data, self._kind, self._lanes_max)
             except RemoteProtocolError:
                 if data.startswith(MAGIC):  # else it would not know what to make of it
                     self.farewell = self._hello + bytes(PROOF_BYTES)
                 raise
             self._their_hello = data
+            if (checked or self._checked) and not self._binding:
+                self.checks = _check(b"acceptor", data, self._hello), _check(b"connector", data, self._hello)
             self.wanted = PROOF_BYTES
             return self._hello + _proof(self._secret, b"acceptor", data, self._hello, self._binding)
         self.wanted = 0

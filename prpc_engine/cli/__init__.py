@@ -31,9 +31,11 @@ COMMANDS = {
     "demo": "train on real data over a cluster on this machine, and compare with one process",
     "bench": "measure this engine beside what else is installed",
     "doctor": "look at this machine: what is wrong, and what to do about it",
+    "top": "watch the nodes and shards of a job: rates, latencies, queues, leases, who waits for whom",
     "endpoint-map": "say where the data of each task of a TensorFlow-style cluster goes",
     "master": "serve names, ids, locks and barriers to the nodes of a job",
     "launch": "run a command as scheduler, servers and workers of ps-lite's kind on this machine",
+    "run": 'run a script of TensorFlow with protocol="prpc", or a whole cluster of it on this machine',
     "gc": "remove shared memory that dead processes left behind",
     "version": "say which versions these are",
 }

@@ -25,6 +25,7 @@ SUBJECTS = {
     "transfer": "arrays of 1 MB to 640 MB over tcp, of 1.25 KB to 1.25 GB over shared memory",
     "fuse": "tensors of one step between two tasks of a cluster, one by one and fused",
     "kv": "pulls and pushes of a key-value table",
+    "pslite": "ps-lite's verbs: small pushes, large values over shared memory and tcp, barriers",
     "checkpoint": "saving and restoring key-value tables on tmpfs, beside files; pushes during a save",
 }
 

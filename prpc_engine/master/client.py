@@ -40,6 +40,7 @@ __all__ = [
     "TreeValue",
 ]
 
+LOCAL_SCHEMES = ("memory://", "shm://")  # of addresses that lead nowhere from another process, or another host
 CREATE_ATTEMPTS_MAX = 8  # of a read and a write that others keep coming in between
 
 
@@ -60,8 +61,8 @@ class CommInfo:
 
     @property
     def endpoint(self) -> str:
-        """The first address, "" when there is none."""
-        return self.addresses[0] if self.addresses else ""
+        """The first address that another host could use; the first where there is none such, and "" without any."""
+        return next((one for one in self.addresses if not one.startswith(LOCAL_SCHEMES)), (*self.addresses, "")[0])
 
 
 class ServerInfo(NamedTuple):

@@ -108,7 +108,7 @@ class Master:
 
     @property
     def address(self) -> str:
-        """host:port for RpcService(master=...)."""
+        """host:port for RpcService(master=...). Raises Closed after close()."""
         return self._node.address("tcp")
 
     def serve_forever(self, timeout_s: float | None = None) -> None:

@@ -256,6 +256,7 @@ class Node:
     secret: bytes = field(repr=False)  # b"": none
     incarnation: int
     limits: Limits
+    tcp_checksum: bool = False  # wish checksums of every tcp connection without TLS (checked.py); the peer may, too
 
 
 Accept = Callable[[Connection[Any]], None]

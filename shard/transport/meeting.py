@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
-from shard.handshake import ACCEPTED, ONLY_LANE, TLS_ALERT, TLS_MISSING_TEXT, Acceptor, Connector, Lane
+from shard.handshake import ACCEPTED, HELLO, MAGIC, ONLY_LANE, TLS_ALERT, TLS_MISSING_TEXT, Acceptor, Connector, Lane
 from shard.identity import JOB_SECRET, PeerIdentity
 from shard.reactor import Reactor
 from shard.timers import Timer
@@ -42,6 +42,8 @@ PROOF_FDS_MAX = 1
 ACCEPTS_PER_TURN = 16
 # For others to give descriptors back, when there are none.
 ACCEPT_PAUSE_S = 0.1
+
+Deal = Callable[[socket.socket, str, "Lane | None"], bool]  # socket, host, lane
 
 
 def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
@@ -82,13 +84,14 @@ def meet(
     send_proof: Callable[[bytes], None] | None = None,
     binding: bytes = b"",
     lane: Lane = ONLY_LANE,
-) -> int:
-    """Run the connector's side on a connected socket; the peer's incarnation. Leaves the socket non-blocking.
+    checked: bool = False,
+) -> Connector:
+    """Run the connector's side on a connected socket; the exchange, which knows the peer. Leaves the socket non-blocking.
 
     `send_proof(proof)` sends the proof itself when something has to go with it; `binding` is that of the TLS channel, if any.
     """
     deadline = time.monotonic() + timeout_s
-    exchange = Connector(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding, lane)
+    exchange = Connector(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding, lane, checked)
     try:
         sock.settimeout(timeout_s)
         _say(sock, exchange.start())
@@ -107,7 +110,7 @@ def meet(
             f"{address} hung up during the handshake: too many connections there, or no prpc peer; its log says which"
         ) from error
     sock.setblocking(False)
-    return exchange.peer_incarnation
+    return exchange
 
 
 def identity_of(sock: socket.socket, node: Node) -> PeerIdentity:
@@ -142,8 +145,12 @@ class Greeting:
         self._fds: list[int] = []
         sock.setblocking(False)
         self.sock: socket.socket = sock if door.tls is None else door.tls.accept(sock)
+        self._may_be_dealt = False
         if door.tls is None:
             self._begin(b"")
+            if door.deal is not None:
+                self._may_be_dealt = True
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)  # one event, for the whole hello
         limit_s = self._node.limits.handshake_s
         self._timer = self._reactor.call_later(limit_s, lambda: self.fail(f"did not finish the handshake within {limit_s:.3g} s"))
         self._reactor.watch(self.sock.fileno(), self._on_ready)
@@ -152,20 +159,14 @@ class Greeting:
         node = self._node
         door = self._door
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self._exchange = Acceptor(node.secret, door.kind, node.incarnation, nonce, binding, door.lanes_max)
+        self._exchange = Acceptor(node.secret, door.kind, node.incarnation, nonce, binding, door.lanes_max, door.checked)
         self._exchange.start()
 
     @property
-    def lane(self) -> Lane:
-        """What the peer asks for, once it is done."""
+    def exchange(self) -> Acceptor:
+        """Once it is done: who the peer is, which lane it asks for, and what checksums begin with."""
         assert self._exchange is not None
-        return self._exchange.lane
-
-    @property
-    def peer_incarnation(self) -> int:
-        """Of the peer, once it is done."""
-        assert self._exchange is not None
-        return self._exchange.peer_incarnation
+        return self._exchange
 
     @property
     def peer_identity(self) -> PeerIdentity:
@@ -174,6 +175,8 @@ class Greeting:
 
     def _on_ready(self, events: int) -> None:
         try:
+            if self._may_be_dealt and self._deal():
+                return
             if self._exchange is None and not self._shake():
                 return
             done = self._receive()
@@ -187,6 +190,18 @@ class Greeting:
             return
         if done:
             self._finish()
+
+    def _deal(self) -> bool:
+        """Offer the socket to another process, unread; whether that has it now. Raises BlockingIOError, OSError."""
+        hello = self.sock.recv(HELLO.size, socket.MSG_PEEK)
+        self._may_be_dealt = False
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        lane = _lane_asked_for(hello)
+        if lane is None or not self._door.is_dealt(self.sock, self.host, lane):
+            return False
+        self._let_go()
+        self.sock.close()
+        return True
 
     def _shake(self) -> bool:
         """One step of the TLS handshake; whether it was the last."""
@@ -255,6 +270,14 @@ class Greeting:
         self.sock.close()
 
 
+def _lane_asked_for(hello: bytes) -> Lane | None:
+    """None for what is no hello: nobody else needs to see it."""
+    if len(hello) < HELLO.size or not hello.startswith(MAGIC):
+        return None
+    *_, number, count, token = HELLO.unpack(hello)
+    return Lane(token, number, count)
+
+
 @dataclass(frozen=True)
 class DoorStatistics:
     """Who came to one listening socket, since it was made; and who is there now."""
@@ -282,6 +305,8 @@ class _Waiting:
 class Door:
     """A listening socket and the greetings under way. Owned by a listener, which gets done(greeting, descriptors).
 
+    `deal`: who may hand a socket to another process before it is greeted here (shared_port.py), and says whether it did.
+
     The spare descriptor: with none left accept() fails, and those who knock would wait for nothing. Given up for a moment, it
     is what they are accepted with, and hung up on.
     """
@@ -295,12 +320,15 @@ class Door:
         done: Callable[[Greeting, list[int]], None],
         tls: Tls | None = None,
         lanes_max: int = 1,
+        checked: bool = False,
     ) -> None:
         self.node = node
         self.lanes_max = lanes_max
+        self.checked = checked
         self.kind = kind
         self.reactor = reactor
         self.tls = tls
+        self.deal: Deal | None = None
         self._sock = sock
         self._done = done
         self._greetings: set[Greeting] = set()
@@ -355,6 +383,9 @@ class Door:
         try:
             if sock.family == socket.AF_UNIX and _uid_of(sock) != os.getuid():
                 raise AuthenticationError(f"belongs to user {_uid_of(sock)}, this process to {os.getuid()}")
+            if self.tls is not None and self.is_dealt(sock, host, None):
+                sock.close()
+                return
             greeting = Greeting(self, sock, peer, host)
         except (OSError, AuthenticationError) as error:
             self.refuse(peer, str(error))
@@ -362,6 +393,10 @@ class Door:
             return
         self._greetings.add(greeting)
         self._per_host[host] += 1
+
+    def is_dealt(self, sock: socket.socket, host: str, lane: Lane | None) -> bool:
+        """Whether another process has that socket now; `lane` is what it asks for, None where TLS hides that."""
+        return self.deal is not None and self.deal(sock, host, lane)
 
     def _begin_waiting(self) -> None:
         """Places are free: for those who wait, in their order, a host at a time."""

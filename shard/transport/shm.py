@@ -48,7 +48,7 @@ class ShmListener(Listener):
             raise RemoteProtocolError("the peer handed over no segment")
         segment = Segment.attach(fds[0])
         connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", self._node.limits, self._slab)
-        connection.peer_incarnation = greeting.peer_incarnation
+        connection.peer_incarnation = greeting.exchange.peer_incarnation
         connection.peer_identity = greeting.peer_identity
         greeting.accepted()
         connection.attach(self._reactor)
@@ -117,7 +117,7 @@ class ShmTransport(Transport):
             if uid != os.getuid():
                 # A user namespace of its own, most likely: both say the same number, and are two users.
                 raise UnreachableError(f"process {pid} at {address} belongs to user {uid}, this one to {os.getuid()}")
-            incarnation = meet(sock, address, self._node, KIND, timeout_s, lambda proof: _send_with_segment(sock, proof, segment))
+            exchange = meet(sock, address, self._node, KIND, timeout_s, lambda proof: _send_with_segment(sock, proof, segment))
             connection = connection_over(sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab)
         except OSError as error:
             sock.close()
@@ -127,7 +127,7 @@ class ShmTransport(Transport):
             sock.close()
             segment.close()
             raise
-        connection.peer_incarnation = incarnation
+        connection.peer_incarnation = exchange.peer_incarnation
         connection.peer_identity = identity_of(sock, self._node)
         return connection
 

@@ -20,8 +20,9 @@ from shard.identity import PeerIdentity
 from shard.reactor import Reactor
 from shard.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport
+from shard.transport.checked import CheckedSocket
 from shard.transport.lanes import HalfMade
-from shard.transport.meeting import Door, DoorStatistics, Greeting, identity_of, meet
+from shard.transport.meeting import Deal, Door, DoorStatistics, Greeting, identity_of, meet
 from shard.transport.tcp_connection import TcpConnection
 from shard.transport.tls import Tls, TlsFiles
 
@@ -52,13 +53,15 @@ class TcpListener(Listener):
         self._reactor = reactor
         self._accept = accept
         self._half_made: HalfMade[Greeting] = HalfMade(node.limits.connections_max)
-        self._door = Door(sock, node, KIND, reactor, self._greeted, tls, LANES_MAX)
+        self._door = Door(sock, node, KIND, reactor, self._greeted, tls, LANES_MAX, node.tcp_checksum)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
-        lane = greeting.lane
-        lanes = self._half_made.join(lane, (greeting.peer_identity, greeting.peer_incarnation), greeting)
+        exchange, lane = greeting.exchange, greeting.exchange.lane
+        lanes = self._half_made.join(lane, (greeting.peer_identity, exchange.peer_incarnation), greeting)
         try:
             greeting.accepted()
+            if exchange.checks is not None:
+                greeting.sock = CheckedSocket(greeting.sock, exchange.checks)
         except OSError:
             for one in lanes or self._half_made.give_up(lane.token):
                 one.close()
@@ -68,18 +71,22 @@ class TcpListener(Listener):
                 self._reactor.call_later(self._node.limits.handshake_s, partial(self._give_up, greeting))
             return
         connection = TcpConnection([one.sock for one in lanes], f"tcp://{lanes[0].peer}", self._node, self._slab)
-        connection.peer_incarnation = greeting.peer_incarnation
+        connection.peer_incarnation = exchange.peer_incarnation
         connection.peer_identity = greeting.peer_identity
         connection.attach(self._reactor)
         self._accept(connection)
 
     def _give_up(self, first: Greeting) -> None:
-        lanes = self._half_made.give_up(first.lane.token)
+        lanes = self._half_made.give_up(first.exchange.lane.token)
         if lanes:
             limit_s = self._node.limits.handshake_s
-            self._door.refuse(first.peer, f"{len(lanes)} of its {first.lane.count} lanes came within {limit_s:.3g} s")
+            self._door.refuse(first.peer, f"{len(lanes)} of its {first.exchange.lane.count} lanes came within {limit_s:.3g} s")
         for lane in lanes:
             lane.close()
+
+    def share(self, deal: Deal) -> None:
+        """From now on offer each socket to other processes first (shared_port.py)."""
+        self._door.deal = deal
 
     def statistics(self) -> DoorStatistics:
         """Who came, and what became of them."""
@@ -128,6 +135,10 @@ class TcpTransport(Transport):
                     f"cannot listen at {address}: the port is taken; choose another, or 0 for any free one"
                 ) from error
             raise ShardError(f"cannot listen at {address}: {error.strerror}") from error
+        return self.listen_on(sock, reactor, accept)
+
+    def listen_on(self, sock: socket.socket, reactor: Reactor, accept: Accept) -> TcpListener:
+        """Listen at a socket that listens already, or at a port that another process deals out (shared_port.py)."""
         return TcpListener(sock, self._node, self._slab, reactor, accept, self._tls)
 
     def connect(self, address: str, timeout_s: float) -> TcpConnection:
@@ -177,14 +188,17 @@ class TcpTransport(Transport):
     def _meet(
         self, sock: socket.socket, socks: list[socket.socket], address: str, deadline: float, lane: Lane
     ) -> tuple[int, PeerIdentity]:
-        """Run the handshakes on a socket that has connected, and add it to `socks`, TLS and all; who is there."""
+        """Run the handshakes on a socket that has connected, and add it to `socks`, TLS or checksums and all; who is there."""
         socks.append(sock)
         binding = b""
         if self._tls is not None:
             socks[-1] = sock = tls = self._tls.connect(sock, address, deadline)
             binding = tls.binding()
-        incarnation = meet(sock, address, self._node, KIND, _left_s(deadline), binding=binding, lane=lane)
-        return incarnation, identity_of(sock, self._node)
+        checked = self._node.tcp_checksum
+        exchange = meet(sock, address, self._node, KIND, _left_s(deadline), binding=binding, lane=lane, checked=checked)
+        if exchange.checks is not None:
+            socks[-1] = sock = CheckedSocket(sock, exchange.checks)
+        return exchange.peer_incarnation, identity_of(sock, self._node)
 
 
 def _left_s(deadline: float) -> float:

@@ -15,7 +15,9 @@ from shard import Connection, Node, Reactor, ShardError, Slab, TcpTransport
 from shard.handshake import ACCEPTED, HELLO, PROOF_BYTES
 from shard.transport import Blocks
 from tests.certificates import Files
-from tests.network.echo_server import SECRET, limits
+from tests.network.echo_server import SECRET, lanes_of, limits
+from tests.network.proxy import set_buffers
+from tests.network.tally import TALLY
 from tests.prpc_engine.processes import PATIENCE_S
 
 # Of one lane, without TLS: hello and proof of each side, and the verdict.
@@ -56,7 +58,9 @@ class Talk:
         """Until there are so many answers, or the end."""
         deadline = time.monotonic() + PATIENCE_S
         while len(self.answers) < count and self.error is None:
-            assert time.monotonic() < deadline, "it hangs"
+            if time.monotonic() >= deadline:
+                TALLY.add("hang")
+                raise AssertionError("it hangs")
             if not self._reactor.poll(time.monotonic()):
                 self._reactor.park(0.02)
 
@@ -67,14 +71,18 @@ class Talk:
 class Caller:
     """A process that connects. A context manager."""
 
-    def __init__(self, bulk_lanes: int = 0, tls: Files | None = None) -> None:
+    def __init__(self, bulk_lanes: int = 0, tls: Files | None = None, buffer_bytes: int = 0, checked: bool = False) -> None:
         self._slab = Slab()
-        self._transport = TcpTransport(Node(secret=SECRET, incarnation=1, limits=limits(bulk_lanes=bulk_lanes)), self._slab, tls)
+        node = Node(secret=SECRET, incarnation=1, limits=limits(bulk_lanes=bulk_lanes), tcp_checksum=checked)
+        self._transport = TcpTransport(node, self._slab, tls)
+        self._buffer_bytes = buffer_bytes
 
     @contextlib.contextmanager
     def talk(self, address: str, timeout_s: float = PATIENCE_S) -> Iterator[Talk]:
         """Raises ShardError when it cannot connect."""
         connection = self._transport.connect(address, timeout_s)
+        for sock in lanes_of(connection) if self._buffer_bytes else ():
+            set_buffers(sock, self._buffer_bytes)
         reactor = Reactor(time.monotonic)
         try:
             yield Talk(connection, reactor)
@@ -82,8 +90,26 @@ class Caller:
             connection.close()
             reactor.close()
 
-    def ask(self, address: str, *messages: tuple[bytes, Sequence[NDArray[np.uint8]]], timeout_s: float = PATIENCE_S) -> Outcome:
-        """Connect, send them, and wait until all are answered or the connection ends."""
+    def ask(
+        self,
+        address: str,
+        *messages: tuple[bytes, Sequence[NDArray[np.uint8]]],
+        timeout_s: float = PATIENCE_S,
+        may_be_wrong: bool = False,
+    ) -> Outcome:
+        """Connect, send them, and wait until all are answered or the connection ends. `may_be_wrong`: an answer may have other
+        bytes than were sent, which is the test's to look at; else that is an AssertionError."""
+        outcome = self._ask(address, messages, timeout_s)
+        sent = [(body, [bytes(block) for block in blocks]) for body, blocks in messages]
+        is_right = all(answer in sent for answer in outcome.answers)
+        if may_be_wrong and not is_right:
+            TALLY.add("unfound")
+        else:
+            TALLY.ended(outcome.error, is_right)
+            assert is_right
+        return outcome
+
+    def _ask(self, address: str, messages: Sequence[tuple[bytes, Sequence[NDArray[np.uint8]]]], timeout_s: float) -> Outcome:
         try:
             with self.talk(address, timeout_s) as talk:
                 try:

@@ -1,4 +1,4 @@
-"""Seeds, and servers that a module's tests share."""
+"""Seeds, servers that a module's tests share, and the line that a run ends with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.network.caller import Caller
 from tests.network.echo_server import EchoServer
 from tests.network.proxy import Proxy
+from tests.network.tally import TALLY
 
 SEEDS = int(os.environ.get("PRPC_NETWORK_SEEDS", "3"))  # how many random courses each such test takes
 
@@ -19,6 +20,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "one_seed" in metafunc.fixturenames:
         first = int(os.environ.get("PRPC_TEST_SEED") or 1)
         metafunc.parametrize("one_seed", range(first, first + SEEDS), ids=lambda seed: f"seed{seed}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if TALLY.counts:
+        terminalreporter.write_line(f"network faults: {TALLY.line()}")
 
 
 @pytest.fixture(scope="module")

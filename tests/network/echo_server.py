@@ -1,6 +1,6 @@
 """A tcp listener without RPC, in a process of its own: it sends every message back, with its number.
 
-    python -m tests.network.echo_server HANDSHAKE_S [CERT KEY CA]
+    python -m tests.network.echo_server JSON
 
 prints its address, and goes on until its standard input ends. An answer's body is the number of the message since the start of
 the process, 8 bytes little-endian, and the message's body; its blocks are the message's.
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +23,10 @@ from typing import Any
 
 from shard import Connection, Limits, Node, Reactor, ShardError, Slab, TcpTransport
 from shard.transport import Blocks
+from shard.transport.tcp_connection import TcpConnection
 from tests.certificates import Files
+from tests.network.proxy import set_buffers
+from tests.network.stingy import be_stingy
 from tests.prpc_engine.processes import PATIENCE_S, ROOT
 
 SECRET = b"secret"
@@ -41,9 +46,18 @@ def limits(handshake_s: float = 5.0, bulk_lanes: int = 0) -> Limits:
     )
 
 
-def main(handshake_s: str, *tls: str) -> None:
+def lanes_of(connection: Connection[Any]) -> list[socket.socket]:
+    """The sockets of a tcp connection."""
+    assert isinstance(connection, TcpConnection)
+    return [lane._sock for lane in connection._lanes]
+
+
+def main(text: str) -> None:
+    settings = json.loads(text)
+    if settings["stingy"]:
+        be_stingy()
     reactor, slab = Reactor(time.monotonic), Slab()
-    node = Node(secret=SECRET, incarnation=2, limits=limits(float(handshake_s)))
+    node = Node(secret=SECRET, incarnation=2, limits=limits(settings["handshake_s"]))
     numbers = itertools.count(1)
     there: set[Connection[Any]] = set()
 
@@ -52,11 +66,14 @@ def main(handshake_s: str, *tls: str) -> None:
             with contextlib.suppress(ShardError):  # it is gone: on_close says so
                 connection.send(next(numbers).to_bytes(8, "little") + bytes(body), list(blocks))
 
+        for sock in lanes_of(connection) if settings["buffer_bytes"] else ():
+            set_buffers(sock, settings["buffer_bytes"])
         there.add(connection)
         connection.on_message = echo
         connection.on_close = lambda connection, _: there.discard(connection)
 
-    listener = TcpTransport(node, slab, Files(*tls) if tls else None).listen("tcp://127.0.0.1:0", reactor, accept)
+    tls = Files(*settings["tls"]) if settings["tls"] else None
+    listener = TcpTransport(node, slab, tls).listen("tcp://127.0.0.1:0", reactor, accept)
     print(listener.address, flush=True)
     while not select.select([sys.stdin], [], [], 0)[0]:
         if not reactor.poll(time.monotonic()):
@@ -71,8 +88,9 @@ def main(handshake_s: str, *tls: str) -> None:
 class EchoServer:
     """Such a process. A context manager."""
 
-    def __init__(self, handshake_s: float = 5.0, tls: Files | None = None) -> None:
-        command = [sys.executable, "-m", "tests.network.echo_server", str(handshake_s), *(tls or ())]
+    def __init__(self, handshake_s: float = 5.0, tls: Files | None = None, stingy: bool = False, buffer_bytes: int = 0) -> None:
+        settings = {"handshake_s": handshake_s, "tls": tls or (), "stingy": stingy, "buffer_bytes": buffer_bytes}
+        command = [sys.executable, "-m", "tests.network.echo_server", json.dumps(settings)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         assert self._process.stdout is not None
         host, _, port = self._process.stdout.readline().decode().strip().removeprefix("tcp://").rpartition(":")

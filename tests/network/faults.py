@@ -58,6 +58,7 @@ class Plan:
     to_server: Sequence[Fault] = ()
     to_client: Sequence[Fault] = ()
     pace: Pace | None = None
+    buffer_bytes: int = 0  # of the proxy's sockets, each way; the kernel takes what it has as its least. 0: as they are
 
 
 def one_way(direction: str, *faults: Fault) -> Plan:

@@ -6,7 +6,7 @@
     host 3 ─ eth0 ╝
 
 Made of veth pairs, bridge and routes alone, which every kernel with namespaces has; names carry our process number. All of it is
-gone when the Network is closed.
+gone when the Network is closed. Cards hand over packets one by one: what segmentation offload joins passes whatever the MTU is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Network:
             self._ip(host, "link", "add", self._card(host), "type", "veth", "peer", "name", f"p{host}", "netns", self._switch)
             run("ip", "-n", self._switch, "link", "set", f"p{host}", "master", "bridge", "up")
             self._ip(host, "address", "add", f"{self.address(host)}/24", "dev", self._card(host))
-            self._ip(host, "link", "set", self._card(host), "up")
+            self._ip(host, "link", "set", self._card(host), "gso_max_segs", "1", "up")
 
     def close(self) -> None:
         """Again, or after half of it was made: does what is left to do."""
@@ -113,6 +113,24 @@ class Network:
         self._ip(1, "route", "add", "blackhole", f"{self.address(host)}/32")
         yield
         self._ip(1, "route", "delete", "blackhole", f"{self.address(host)}/32")
+
+    @contextlib.contextmanager
+    def parted_pair(self, one: int, other: int) -> Iterator[None]:
+        """Nothing gets from one to the other, nor back; both reach all others."""
+        ways = [(one, other), (other, one)]
+        for here, there in ways:
+            self._ip(here, "route", "add", "blackhole", f"{self.address(there)}/32")
+        yield
+        for here, there in ways:
+            self._ip(here, "route", "delete", "blackhole", f"{self.address(there)}/32")
+
+    @contextlib.contextmanager
+    def black_hole(self, host: int, mtu: int) -> Iterator[None]:
+        """The switch's port to it passes packets of up to so many bytes, in both directions, and drops larger ones without a
+        word (no ICMP: a switch has no address); the cards go on believing in theirs, and send with DF."""
+        run("ip", "-n", self._switch, "link", "set", f"p{host}", "mtu", str(mtu))
+        yield
+        run("ip", "-n", self._switch, "link", "set", f"p{host}", "mtu", "1500")
 
     @contextlib.contextmanager
     def without_address(self, host: int) -> Iterator[None]:

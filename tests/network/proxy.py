@@ -27,6 +27,12 @@ CONNECT_TIMEOUT_S = 5.0
 _HANG_UP_BY_RESET = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s
 
 
+def set_buffers(sock: socket.socket, nbytes: int) -> None:
+    """What the kernel holds of it in each direction; it takes what it has as its least."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
+
+
 class Flow:
     """One direction of one connection."""
 
@@ -93,6 +99,8 @@ class Passage:
         for sock in (client, server):
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if plan.buffer_bytes:
+                set_buffers(sock, plan.buffer_bytes)
         self.to_server = Flow(client, server, tuple(plan.to_server), plan.pace)
         self.to_client = Flow(server, client, tuple(plan.to_client), plan.pace)
         self.flows = (self.to_server, self.to_client)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine import RpcService, idempotent
+from prpc_engine import RetryPolicy, RpcClient, RpcService, idempotent
 from shard import Limits
 from tests.prpc_engine.processes import PATIENCE_S, ROOT
 
@@ -44,6 +44,7 @@ class Works:
         self._service = service
         self._server_id = server_id
         self._ran: Counter[int] = Counter()
+        self._clients: dict[str, RpcClient] = {}
 
     @idempotent
     def where(self) -> int:
@@ -62,6 +63,17 @@ class Works:
     @idempotent
     def ran(self) -> dict[int, int]:
         return dict(self._ran)
+
+    async def reach(self, name: str, key: int) -> int:
+        """What another service of that name, which this process connects to, makes of the key."""
+        if name not in self._clients:
+            self._clients[name] = self._service.create_client(name, retry=RetryPolicy(attempts_max=12, unsent_max=40))
+        result: int = await self._clients[name].submit("same", key, timeout_s=PATIENCE_S)
+        return result
+
+    @idempotent
+    def same(self, key: int) -> int:
+        return key
 
     async def hold(self) -> None:
         await self._service._node.reactor.sleep(3600.0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -20,7 +22,8 @@ from prpc_engine import Master, RetryPolicy, RpcClient, RpcService, errors
 from shard import Limits
 from tests.network.namespaces import Network, network_or_skip
 from tests.network.server import NAME, SECRET, Serving, checksum, pattern
-from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.network.tally import TALLY
+from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 pytestmark = [
     pytest.mark.root,
@@ -156,9 +159,12 @@ class Load:
             sent = pattern(number, ARRAY_BYTES)
             try:
                 crc, back = self._client.call("checked", sent, timeout_s=PATIENCE_S)
-            except (errors.MaybeExecuted, errors.NotSent):  # it was told, and goes on
+            except (errors.MaybeExecuted, errors.NotSent) as error:  # it was told, and goes on
+                TALLY.ended(error, True)
                 continue
-            if crc != checksum(sent) or checksum(back) != crc:
+            is_right = crc == checksum(sent) == checksum(back)
+            TALLY.ended(None, is_right)
+            if not is_right:
                 self.wrong.append(f"array {number}")
             self._right[which] += 1
 
@@ -193,3 +199,66 @@ def test_bulk_goes_on_with_the_right_bytes_while_mtu_and_links_change(world: Wor
             load.goes_on()
         load.goes_on()
     assert load.wrong == []
+
+
+def test_large_packets_that_vanish_end_calls_by_name_while_small_ones_and_others_go_on(world: World) -> None:
+    """An MTU black hole: the handshake and every small message pass, an array's packets never do, and nobody says so."""
+    network, service, client = world
+    before = targets(service)
+    sent = pattern(1, ARRAY_BYTES)
+
+    def comes_back(host: int) -> bool:
+        try:
+            crc, back = client.call_to(host, "checked", sent, timeout_s=PATIENCE_S)
+        except (errors.MaybeExecuted, errors.NotSent) as error:
+            TALLY.ended(error, True)
+            return False
+        TALLY.ended(None, crc == checksum(sent) == checksum(back))
+        return bool(crc == checksum(sent) == checksum(back))
+
+    assert comes_back(2)
+    with Load(client, threads=1) as load, network.black_hole(2, 600):
+        lost = client.submit_to(2, "checked", sent, timeout_s=3 * SILENT_S).error(PATIENCE_S)
+        assert isinstance(lost, errors.MaybeExecuted | errors.DeadlineExceeded), repr(lost)
+        TALLY.ended(lost, True)
+        wait_until(lambda: answers_again(client, 2), "small calls over a new connection")
+        assert comes_back(3)
+    wait_until(lambda: comes_back(2), "arrays again")
+    assert load.wrong == []
+    assert targets(service) == before
+
+
+@pytest.fixture
+def elsewhere(network: Network) -> Iterator[str]:
+    """A master on host 3, in a process of its own: its address."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PRPC_SECRET": SECRET}
+    command = [*network.prefix(3), sys.executable, "-m", "prpc_engine.cli", "master", "--bind", f"{network.address(3)}:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip().removeprefix("serving at ")
+        process.terminate()
+
+
+def test_two_hosts_that_cannot_reach_each_other_while_both_reach_the_third(network: Network, elsewhere: str) -> None:
+    """The master hears both, so the server stays listed: calls to it end by name, the others go on, and it is used again."""
+    limits = {"peer_silent_s": SILENT_S}
+    with (
+        Serving(network.prefix(2), 2, elsewhere, limits, bind=f"{network.address(2)}:0"),
+        Serving(network.prefix(3), 3, elsewhere, limits, bind=f"{network.address(3)}:0"),
+        RpcService(elsewhere, bind=f"{network.address(1)}:0", secret=SECRET, limits=Limits(**limits)) as service,
+        service.create_client(NAME, 2, PATIENCE_S, retry=STEADY) as client,
+    ):
+        assert {client.call_to(host, "where") for host in (2, 3)} == {2, 3}
+        before = targets(service)
+        held = {host: client.submit_to(host, "hold", timeout_s=None) for host in (2, 3)}
+        client.call_to(2, "where")
+        with network.parted_pair(1, 2):
+            assert isinstance(held[2].error(PATIENCE_S), errors.MaybeExecuted)
+            assert {client.call("where", timeout_s=PATIENCE_S) for _ in range(20)} == {3}
+            with pytest.raises((errors.NotSent, errors.DeadlineExceeded)):
+                client.call_to(2, "where", timeout_s=0.3)
+            assert targets(service) == before, "both are heard where the master is"
+        wait_until(lambda: answers_again(client, 2), "the way back")
+        assert not held[3].done(), "what goes elsewhere is left alone"
+        assert targets(service) == before
+    wait_until(lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()), "the end of connectors")

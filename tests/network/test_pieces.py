@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from shard import AuthenticationError, PeerLostError, RemoteProtocolError, UnreachableError
 from shard.frame import HEADER
-from shard.handshake import REFUSED
+from shard.handshake import HELLO, PROOF_BYTES, REFUSED
 from tests.certificates import Authority, Files
 from tests.network.caller import HANDSHAKE_BYTES, Caller, Message
 from tests.network.echo_server import EchoServer
 from tests.network.faults import Action, Fault, Pace, Plan, one_way
 from tests.network.proxy import Proxy
+from tests.network.stingy import be_stingy
 from tests.prpc_engine.processes import PATIENCE_S
 
 # What follows a broken frame: whatever part of it is taken for a header, it has no version that we speak.
@@ -40,6 +41,29 @@ def test_bytes_that_come_one_by_one_are_the_same_messages(proxy: Proxy, caller: 
     proxy.plans.append(Plan(pace=Pace(1)))
     outcome = caller.ask(f"tcp://{proxy.address}", *messages)
     assert outcome.answers == [received(message) for message in messages]
+
+
+def test_one_byte_a_read_and_a_write_at_both_sides_makes_the_same_messages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    messages = [random_message(chance, 400) for _ in range(10)]
+    with EchoServer(stingy=True) as echo, Caller(bulk_lanes=1) as caller:
+        be_stingy(monkeypatch.setattr)
+        outcome = caller.ask("tcp://{}:{}".format(*echo.where), *messages)
+        monkeypatch.undo()
+    assert outcome.answers == [received(message) for message in messages]
+
+
+def test_sockets_with_the_least_buffers_make_the_same_messages_at_both_sides_and_in_between(seed: int) -> None:
+    """Every message of more than a few KiB leaves and comes in many pieces, while as many come the other way."""
+    chance = random.Random(seed)
+    messages = [random_message(chance, 50_000) for _ in range(8)]
+    with EchoServer(buffer_bytes=1) as echo, Proxy(echo.where) as proxy, Caller(bulk_lanes=1, buffer_bytes=1) as caller:
+        direct = caller.ask("tcp://{}:{}".format(*echo.where), *messages)
+        proxy.plans.extend([Plan(buffer_bytes=1)] * 2)
+        between = caller.ask(f"tcp://{proxy.address}", *messages)
+    for outcome in (direct, between):
+        assert outcome.error is None
+        assert sorted(outcome.answers) == sorted(received(message) for message in messages)
 
 
 @pytest.mark.parametrize("bulk_lanes", [0, 2])
@@ -85,7 +109,7 @@ def test_a_wrong_bit_in_a_frame_stays_within_its_payload_or_ends_the_connection(
     right = received((body, blocks))
     for bit in range(8 * (lengths_bytes + payload_bytes)):
         proxy.plans.append(one_way(direction, Fault(Action.FLIP, begin + bit // 8, bit=bit % 8)))
-        outcome = caller.ask(f"tcp://{proxy.address}", (body, blocks), *[(NO_HEADER, ())] * 3)
+        outcome = caller.ask(f"tcp://{proxy.address}", (body, blocks), *[(NO_HEADER, ())] * 3, may_be_wrong=True)
         if bit < 8 * lengths_bytes:
             assert isinstance(outcome.error, PeerLostError | RemoteProtocolError), bit
             assert all(body != NO_HEADER for body, _ in outcome.answers)
@@ -123,6 +147,21 @@ def test_a_recorded_session_that_is_sent_again_is_refused_and_nothing_of_it_runs
                 answer += data
         assert answer[-1:] == REFUSED
     assert caller.ask(f"tcp://{proxy.address}", (b"pay", ())).numbers[0] == before + 1
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+def test_parts_of_a_handshake_that_come_twice_end_the_connection_by_name(proxy: Proxy, caller: Caller, direction: str) -> None:
+    """Within the handshake, and behind it, where they are no frame. What was answered before may be there."""
+    end = HANDSHAKE_BYTES[direction]
+    parts = {(HELLO.size, HELLO.size), (HELLO.size + PROOF_BYTES, PROOF_BYTES), (end, end), (end, 1)}
+    for at, count in sorted(parts):
+        proxy.plans.append(one_way(direction, Fault(Action.REPEAT, at, count=count)))
+        outcome = caller.ask(f"tcp://{proxy.address}", (b"hello", ()), (NO_HEADER, ()))
+        assert isinstance(outcome.error, AuthenticationError | RemoteProtocolError | UnreachableError | PeerLostError), (
+            at,
+            count,
+        )
+        assert outcome.answers == []
 
 
 def test_a_recorded_answer_of_the_server_is_refused_by_who_connects(proxy: Proxy, caller: Caller) -> None:

@@ -9,15 +9,18 @@ from typing import NamedTuple
 
 import pytest
 
-from prpc_engine import Master, RetryPolicy, RpcClient, RpcService, errors
-from tests.network.faults import Action, Fault, Pace, Plan
+from prpc_engine import Master, RetryPolicy, RpcClient, RpcService, errors, idempotent
+from prpc_engine.message import HEADER
+from tests.network.caller import HANDSHAKE_BYTES
+from tests.network.faults import Action, Fault, Pace, Plan, one_way
 from tests.network.proxy import Proxy
 from tests.network.server import NAME, SECRET, Serving, checksum, pattern
+from tests.network.tally import TALLY
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 # Said here, too: what the server has registered is known once it could be asked, and its first connections are cut.
-IDEMPOTENT = ["where", "checked", "ran"]
+IDEMPOTENT = ["where", "checked", "ran", "same"]
 STUBBORN = RetryPolicy(attempts_max=12, unsent_max=40)
 FAULTS = 12  # connections that go wrong, in one random course
 TOLD = (errors.MaybeExecuted, errors.NotSent, errors.DeadlineExceeded)
@@ -180,3 +183,52 @@ def test_a_wrong_bit_anywhere_ends_in_a_named_error_or_in_this_call_s_value_and_
         wait_until(lambda: answers(client), "the way back")
         crc, back = client.call("checked", sent, timeout_s=PATIENCE_S)
         assert (crc, back.tobytes()) == right
+
+
+def test_answers_of_an_earlier_connection_that_come_on_the_next_are_nobodys(world: World) -> None:
+    """A late frame: its call has ended, and no call after it has its number."""
+    proxy, _, client = world
+    for key in range(20):
+        assert client.call("count", key, timeout_s=PATIENCE_S) == key
+    begin = HANDSHAKE_BYTES["to_client"]
+    late = bytes(proxy.passages[0].to_client.course.recorded[begin:])
+    assert len(late) > 20 * HEADER.size
+    proxy.plans.append(Plan(to_client=[Fault(Action.INSERT, begin, extra=late)]))
+    proxy.cut_all()
+    wait_until(lambda: answers(client), "the way back")
+    assert not proxy.plans
+    calls = [client.submit("count", key, timeout_s=PATIENCE_S) for key in range(100, 200)]
+    assert [call.result(PATIENCE_S) for call in calls] == list(range(100, 200))
+    assert set(client.call("ran", timeout_s=PATIENCE_S).values()) == {1}
+
+
+FIRST_CALL_BYTES = 60  # of what follows a handshake
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+def test_two_that_connect_to_each_other_while_both_ways_are_cut_at_any_byte(world: World, direction: str) -> None:
+    """Each is connector and acceptor at a time, and both connections break at the same byte of handshake or first frames."""
+    proxy, _, client = world
+    with (
+        Proxy() as back,
+        RpcService(world.service._master, advertise=back.address, transports=["tcp"], secret=SECRET) as here,
+    ):
+        back.upstream = "127.0.0.1", int(here.address.rpartition(":")[2])
+        here.create_server("here", {"same": idempotent(lambda key: key)})
+        for key in range(HANDSHAKE_BYTES[direction] + FIRST_CALL_BYTES):
+            for one in (proxy, back):
+                one.plans.append(one_way(direction, Fault(Action.RESET, key)))
+                one.cut_all()
+            there, around = (
+                client.submit("same", key, timeout_s=PATIENCE_S),
+                client.submit("reach", "here", key, timeout_s=PATIENCE_S),
+            )
+            for call in (there, around):
+                error = call.error(PATIENCE_S)  # "reach" is not to be repeated, and both sides' retries have their budgets
+                TALLY.ended(error, error is not None or call.result(0.0) == key)
+                assert error is not None or call.result(0.0) == key
+                told = error.type_name if isinstance(error, errors.RemoteError) else type(error).__name__
+                assert told.rpartition(".")[2] in ("NoneType", "MaybeExecuted", "NotSent", "NoPath"), repr(error)
+        wait_until(lambda: answers(client), "the way there")
+        assert client.call("reach", "here", -1, timeout_s=PATIENCE_S) == -1
+        assert len(back.passages) > HANDSHAKE_BYTES[direction]

@@ -108,5 +108,5 @@ def test_addresses_are_host_and_port() -> None:
     assert host_and_port("[::1]:9394") == ("::1", 9394)
     assert host_and_port("host.example:65535") == ("host.example", 65535)
     for address in ("", ":1", "host", "host:", "host:65536", "host:-1", "host:1x", "host:²"):
-        with pytest.raises(ConfigError, match=r"is no address: host:port expected, such as 127\.0\.0\.1:0"):
+        with pytest.raises(ConfigError, match=r"is no address: .*; host:port expected, such as ps0\.example:2222"):
             host_and_port(address)

@@ -92,6 +92,7 @@ def test_a_scrape_shows_the_calls_that_were_made(world: World) -> None:
     assert value(found, "prpc_server_refused_total", reason="bad_arguments", **mine) == 1
     assert value(found, "prpc_server_tasks", **mine) == 1
     assert value(found, "prpc_server_queued", **mine) == 0
+    assert value(found, "prpc_server_repeated_total", **mine) == value(found, "prpc_server_forgotten_total", **mine) == 0
     assert grew("prpc_peer_requests_total", transport=world.transport) >= 11
     assert value(found, "prpc_peer_in_flight") == 1
     assert grew("prpc_peer_sent_bytes_total", transport=world.transport) > 100_000

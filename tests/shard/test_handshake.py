@@ -34,10 +34,15 @@ def acceptor(secret: bytes = b"secret", kind: int = KIND, nonce: bytes = NONCE_T
 
 
 def pack(
-    magic: bytes = b"PRPC", version: int = HANDSHAKE_VERSION, kind: int = KIND, nonce: bytes = NONCE_ONE, lane: Lane = ONLY_LANE
+    magic: bytes = b"PRPC",
+    version: int = HANDSHAKE_VERSION,
+    kind: int = KIND,
+    wishes: int = 0,
+    nonce: bytes = NONCE_ONE,
+    lane: Lane = ONLY_LANE,
 ) -> bytes:
     """A hello."""
-    return HELLO.pack(magic, version, kind, 1, nonce, lane.number, lane.count, lane.token)
+    return HELLO.pack(magic, version, kind, wishes, 1, nonce, lane.number, lane.count, lane.token)
 
 
 def exchange(one: Connector, two: Acceptor) -> tuple[bytes, bytes, bytes]:

@@ -318,7 +318,7 @@ class TestTcp(TransportContract):
 
     def test_a_peer_of_another_version_is_told_which_is_spoken_here(self, quiet: QuietWorld) -> None:
         with quiet.knock() as sock:
-            sock.sendall(HELLO.pack(MAGIC, HANDSHAKE_VERSION + 1, KIND, 1, bytes(32), 0, 1, bytes(16)))
+            sock.sendall(HELLO.pack(MAGIC, HANDSHAKE_VERSION + 1, KIND, 0, 1, bytes(32), 0, 1, bytes(16)))
             quiet.look_until(lambda: quiet.door.statistics().refused)
             answer = receive_all(sock)
         assert HELLO.unpack(answer[: HELLO.size])[:2] == (MAGIC, HANDSHAKE_VERSION)

@@ -21,7 +21,7 @@ from prpc_engine.master.master import close_in_reactor
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
-from prpc_engine.paths import NoPath, Refusal
+from prpc_engine.paths import Refusal
 from prpc_engine.peer import Peer
 from prpc_engine.release import VERSION
 from shard import Driver, Slab
@@ -132,7 +132,7 @@ def _paths(addresses: list[str], wanted: tuple[str, ...], secret: bytes, text: s
                 value = f"{peer.connection.peer}, round trip {_round_trip_us(peer):.0f} us"
         except errors.ConfigError as error:  # it does not work in this process
             yield Finding(fact, str(error))
-        except NoPath as error:
+        except errors.NoPath as error:
             yield from (_refused(fact, refusal) for refusal in error.refusals)
         else:
             yield Finding(fact, f"works, not taken: {taken} is preferred; {value}" if taken else f"taken: {value}")

@@ -1,0 +1,168 @@
+"""`prpc top`: the processes of a job as they are now, looked at again and again.
+
+The master says which nodes and shards there are, and each of them is asked for its statistics over the ordinary RPC.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prpc_engine import cli, errors
+from prpc_engine.about import ABOUT_ROUTE, STATISTICS
+from prpc_engine.address import Address
+from prpc_engine.cli.top_table import HEADINGS, Answer, Row, cells, rows
+from prpc_engine.config import limits_from, secret_from, transports_from
+from prpc_engine.master.client import MasterClient
+from prpc_engine.master.master import close_in_reactor
+from prpc_engine.master.namespace import DEFAULT_ROOT
+from prpc_engine.message import method_key
+from prpc_engine.node import Node
+from shard import Driver, Slab
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from prpc_engine.cli import Commands
+
+INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
+TIMEOUT_S = 2.0  # for one process to connect, at each of its addresses, and to answer
+ASKED_AT_ONCE_MAX = 32  # processes: those that hang keep the others waiting only when there are so many of them
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    parser = commands.add_parser(
+        "top",
+        help=cli.COMMANDS["top"],
+        description="Watch a job: each of its nodes and shards, and its master, until Ctrl-C. Percentiles are those of handlers, "
+        "and there only where RpcService(timing=True) measures them. A process that does not answer is listed with the reason.",
+    )
+    parser.add_argument("master", metavar="HOST:PORT", help="the job's master")
+    parser.add_argument("--root", default=DEFAULT_ROOT, metavar="NAME", help="of the job at that master (default: %(default)s)")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="two looks, an interval apart, one table, and no more")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line: time_s, and rows with the columns' names")
+    parser.add_argument(
+        "--secret-file", metavar="F", help="the job's secret (default: PRPC_SECRET_FILE, else PRPC_SECRET, else none)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, wait, look again. Raises ConfigError, MasterUnreachable, AuthenticationFailed."""
+    if not (math.isfinite(args.interval) and INTERVAL_S_MIN <= args.interval <= INTERVAL_S_MAX):
+        raise errors.ConfigError(f"--interval {args.interval}: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds are allowed")
+    address = str(Address.parse(args.master))
+    with contextlib.closing(_looks(address, args)) as looks:
+        if args.json:
+            for found in looks:
+                print(json.dumps({"time_s": time.time(), "rows": [asdict(row) for row in found]}), flush=True)
+        else:
+            _show(looks, args.once)
+    return cli.OK
+
+
+def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None, None]:
+    """The rows of each look after the first; one with --once."""
+    secret = secret_from(None, args.secret_file)
+    with (
+        MasterClient(address, args.root, secret, label="prpc top") as master,
+        _client(secret) as node,
+        ThreadPoolExecutor(ASKED_AT_ONCE_MAX, "prpc-top") as pool,
+    ):
+
+        def look() -> tuple[float, list[Answer]]:
+            return time.monotonic(), list(pool.map(partial(_ask, node), _processes(master)))
+
+        then, before = look()
+        while True:
+            time.sleep(args.interval)
+            now, answers = look()
+            yield rows(before, answers, now - then)
+            if args.once:
+                return
+            then, before = now, answers
+
+
+@contextlib.contextmanager
+def _client(secret: bytes) -> Iterator[Node]:
+    """A node that nobody calls."""
+    driver, slab = Driver(False, "prpc-top"), Slab()
+    try:
+        node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports_from(None), "127.0.0.1", 0)
+        try:
+            yield node
+        finally:
+            close_in_reactor(driver, node)
+    finally:
+        driver.close()
+        slab.close()
+
+
+def _processes(master: MasterClient) -> list[Answer]:
+    """Who there is, unasked."""
+    shards: list[Answer] = []
+    with contextlib.suppress(errors.NoSuchNode):  # none has begun to serve
+        for path in master.tree_node_sub("/_shard_"):
+            with contextlib.suppress(errors.NoSuchNode):  # it has ended meanwhile
+                member = json.loads(master.tree_node_get(path).value)
+                shards.append(Answer(f"rank {member['rank']}, shard", tuple(member["addresses"])))
+    nodes = [Answer(f"rank {info.global_rank}", info.addresses) for info in master.get_comm_info() if info.addresses]
+    return [Answer("master", (f"tcp://{master.endpoint}",)), *sorted(nodes + shards, key=_order)]
+
+
+def _order(answer: Answer) -> tuple[int, str]:
+    rank, _, _ = answer.who.removeprefix("rank ").partition(",")
+    return int(rank), answer.who
+
+
+def _ask(node: Node, one: Answer) -> Answer:
+    try:
+        peer = node.peer_at(one.addresses, TIMEOUT_S, one.who)
+        figures = peer.request(ABOUT_ROUTE, STATISTICS, method_key(STATISTICS), (), TIMEOUT_S, False).result()
+    except errors.RpcError as error:
+        return Answer(one.who, one.addresses, error=f"{type(error).__name__}: {error}")
+    return Answer(one.who, one.addresses, figures)
+
+
+# -- what people see ---------------------------------------------------------------------------------------------------
+
+
+def _show(looks: Iterator[list[Row]], once: bool) -> None:
+    """A table, refreshed in place where the output is a terminal; one after the other where it is not."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if once or not console.is_terminal:
+        for found in looks:
+            console.print(_table(found))
+        return
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        for found in looks:
+            live.update(_table(found), refresh=True)
+
+
+def _table(found: list[Row]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, heading in HEADINGS:
+        table.add_column(heading, justify="left" if name in ("who", "waits_for") else "right", overflow="fold")
+    told = []
+    for row in found:
+        table.add_row(*[Text(cell) for cell in cells(row)])
+        if row.error:
+            told.append(f"{row.who}: {row.error}")
+    table.caption = Text("\n".join(told)) if told else None
+    return table

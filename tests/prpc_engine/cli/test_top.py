@@ -1,0 +1,141 @@
+"""`prpc top`: what it shows of two looks, and the command on a job of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.cli.top_table import HEADINGS, Answer, Row, cells, rows
+from tests.prpc_engine.cli.test_commands import ROOT, prpc
+from tests.prpc_engine.processes import PATIENCE_S, ServerProcess
+
+SERVER = {"requests": 10, "failures": 1, "rejected": 2, "tasks": 3, "queued": 4, "timings": {}}
+SLAB = {"leases": 2, "leased_bytes": 3_000_000, "lease_age_s_max": 1.5}
+
+
+def figures(requests: int = 0, made: int = 0, in_flight: int = 0, moved: int = 0, **server: Any) -> dict[str, Any]:
+    peer = {
+        "peer": "tcp://here:1",
+        "choice": {"node": "tcp://there:2"},
+        "requests": made,
+        "in_flight": in_flight,
+        "outbox_messages": 5,
+        "traffic": {"bytes_sent": moved, "bytes_received": 2 * moved},
+    }
+    return {
+        "process": "host/ns/4711/99",
+        "peers": [peer],
+        "servers": {"kv/0": {**SERVER, "requests": requests, **server}},
+        "slab": SLAB,
+    }
+
+
+ONE = ("memory://1", "tcp://here:1")
+
+
+def test_rates_are_what_grew_between_two_looks() -> None:
+    before = [Answer("rank 0", ONE, figures(100, 10, moved=1_000_000))]
+    (row,) = rows(before, [Answer("rank 0", ONE, figures(300, 50, moved=5_000_000))], 2.0)
+    assert (row.served_per_s, row.made_per_s, row.in_mb_s, row.out_mb_s) == (100.0, 20.0, 4.0, 2.0)
+    assert (row.process, row.failures, row.rejected, row.running, row.queued, row.outbox) == (4711, 1, 2, 3, 4, 5)
+    assert (row.leases, row.leased_mb, row.lease_age_s) == (2, 3.0, 1.5)
+
+
+def test_a_process_that_is_new_or_was_started_again_has_no_rates_yet() -> None:
+    (row,) = rows([Answer("rank 0", ONE, figures(100))], [Answer("rank 0", ("memory://2",), figures(3))], 1.0)
+    assert (row.served_per_s, row.made_per_s, row.in_mb_s) == (None, None, None)
+
+
+def test_what_went_with_a_connection_that_closed_is_no_negative_rate() -> None:
+    (row,) = rows([Answer("rank 0", ONE, figures(5, 50))], [Answer("rank 0", ONE, figures(6, 2))], 1.0)
+    assert (row.served_per_s, row.made_per_s) == (1.0, 0.0)
+
+
+def test_percentiles_are_of_the_handlers_between_the_looks_alone() -> None:
+    old = {"old": {"buckets": [0] * 10 + [1000] + [0] * 53}}
+    new = {"old": {"buckets": [0] * 10 + [1000] + [0] * 3 + [99, 1] + [0] * 48}, "other": {"buckets": [0] * 64}}
+    (row,) = rows([Answer("rank 0", ONE, figures(timings=old))], [Answer("rank 0", ONE, figures(timings=new))], 1.0)
+    assert (row.p50_us, row.p99_us) == (2**14 / 1e3, 2**14 / 1e3)
+    (quiet,) = rows([Answer("rank 0", ONE, figures(timings=new))], [Answer("rank 0", ONE, figures(timings=new))], 1.0)
+    assert (quiet.p50_us, quiet.p99_us) == (None, None)
+
+
+def test_who_waits_for_whom_is_told_by_rank_where_it_is_known() -> None:
+    now = [Answer("rank 0", ONE, figures(in_flight=7)), Answer("rank 1", ("memory://9", "tcp://there:2"), figures())]
+    waiting, other = rows([], now, 1.0)
+    assert (waiting.waits_for, other.waits_for) == ({"rank 1": 7}, {})
+    assert cells(waiting)[-1] == "rank 1 (7)"
+    (alone,) = rows([], now[:1], 1.0)
+    assert alone.waits_for == {"tcp://here:1": 7}, "a stranger by its address"
+
+
+def test_a_silent_process_keeps_its_row_with_the_reason() -> None:
+    (row,) = rows([], [Answer("rank 0", ONE, error="NotSent: nobody listens")], 1.0)
+    assert row == Row("rank 0", error="NotSent: nobody listens")
+    assert cells(row)[:2] == ["rank 0", "silent"]
+    assert len(cells(row)) == len(HEADINGS)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    with Master() as master:
+        yield master
+
+
+def test_one_look_as_json_has_every_process_of_the_job(master: Master) -> None:
+    with ServerProcess(master.address, "test", "shm,tcp") as server, RpcService(master.address) as service:
+        service.create_client("test", 1, PATIENCE_S).call("echo", 1, timeout_s=PATIENCE_S)
+        ran = prpc("top", master.address, "--once", "--json", "--interval", "0.1")
+        assert ran.returncode == 0, ran.stderr
+        (line,) = ran.stdout.splitlines()
+        found = {row["who"]: row for row in json.loads(line)["rows"]}
+        assert list(found) == ["master", "rank 0", "rank 1"]
+        assert found["rank 0"]["process"] == server.pid
+        assert found["rank 1"]["process"] == os.getpid()
+        assert set(found["rank 0"]) == {name for name, _ in HEADINGS} | {"error"}
+        assert all(row["error"] == "" and row["made_per_s"] is not None for row in found.values())
+
+
+def test_one_look_for_people_is_one_table(master: Master) -> None:
+    with RpcService(master.address):
+        ran = prpc("top", master.address, "--once", "--interval", "0.1")
+    assert ran.returncode == 0, ran.stderr
+    assert all(heading in ran.stdout for _, heading in HEADINGS)
+    assert ran.stdout.count("rank 0") == 1
+
+
+def test_looks_go_on_until_it_is_interrupted(master: Master) -> None:
+    command = [sys.executable, "-m", "prpc_engine.cli", "top", master.address, "--json", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        times = [json.loads(process.stdout.readline())["time_s"] for _ in range(3)]
+        process.send_signal(2)
+        _, told = process.communicate(timeout=PATIENCE_S)
+    assert times == sorted(times)
+    assert (process.returncode, told) == (130, "prpc: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["127.0.0.1:1", "--once"], 1, "prpc: no master answers at 127.0.0.1:1"),
+        (["nowhere"], 2, "prpc: "),
+        (["127.0.0.1:1", "--interval", "0"], 2, "prpc: --interval 0.0: 0.1 to 3600 seconds are allowed"),
+        (["127.0.0.1:1", "--secret-file", "/nowhere"], 2, "prpc: secret file '/nowhere' cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(arguments: list[str], code: int, text: str) -> None:
+    ran = prpc("top", *arguments)
+    assert ran.returncode == code, ran.stderr
+    assert ran.stderr.startswith(text)
+    assert ran.stderr.count("\n") == 1

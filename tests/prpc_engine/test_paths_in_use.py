@@ -1,0 +1,165 @@
+"""Paths that fail while calls are in flight, whoever made the connection and at whichever end it breaks (rows of paths.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcClient, RpcService
+from prpc_engine.errors import MaybeExecuted, RemoteError
+from shard import Connection, RemoteProtocolError
+from shard.ring import TAIL_WORD
+from shard.transport.shm_connection import ShmConnection
+from shard.transport.socket_lane import SocketLane
+from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_until
+from tests.shard.small_shm import run_with_own_shm
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    with Master() as master:
+        yield master
+
+
+def connection_of(service: RpcService, who_connected: str) -> Connection[Any]:
+    """Between us and the other process: the one that we made, or the one that it made."""
+    node = service._node
+    if who_connected == "we":
+        (peer,) = [peer for first, peer in node._peers.items() if first.startswith("memory://")]
+    else:
+        (peer,) = node._accepted
+    return peer.connection
+
+
+def break_at(end: str, connection: Connection[Any]) -> None:
+    """Bytes that cannot be, for this side to find or for the other."""
+    if isinstance(connection, ShmConnection):
+        words = connection._incoming_words if end == "here" else connection._outgoing_words
+        words[TAIL_WORD] += 1 << 40  # more than a ring holds
+        if end == "there":
+            connection.notes.ring()
+    elif end == "here":
+        connection.close(RemoteProtocolError("bytes that are no frame"))
+    else:
+        assert isinstance(connection, SocketLane)
+        connection._sock.send(b"\xff" * 64)
+
+
+def in_flight(service: RpcService, count: int) -> bool:
+    return sum(peer.in_flight for peer in service.statistics().peers) >= count
+
+
+@pytest.mark.parametrize("end", ["here", "there"])
+@pytest.mark.parametrize("who_connected", ["we", "they"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_connection_that_breaks_ends_its_own_calls_and_both_sides_go_on_over_a_new_one(
+    master: Master, transport: str, who_connected: str, end: str
+) -> None:
+    with (
+        ServerProcess(master.address, "there", transport),
+        RpcService(master=master.address, transports=[transport]) as service,
+    ):
+        service.create_server("here", {"echo": lambda value: value, "nap": never(service)})
+        client = service.create_client("there", timeout_s=PATIENCE_S)
+        assert client.call("relay_async", "here", "echo", 1, timeout_s=PATIENCE_S) == 1
+        ours = client.submit("nap", 3600.0, timeout_s=None)
+        theirs = client.submit("relay_async", "here", "nap", timeout_s=None)
+        wait_until(lambda: service.statistics().servers["here/0"].tasks == 1, "their call")
+        connection = connection_of(service, who_connected)
+        assert connection.transport == transport
+        service._node.reactor.call_soon(lambda: break_at(end, connection))
+        if who_connected == "we":
+            assert [type(call.error(PATIENCE_S)) for call in (ours, theirs)] == [MaybeExecuted, MaybeExecuted]
+        else:
+            error = theirs.error(PATIENCE_S)
+            assert isinstance(error, RemoteError)
+            assert error.type_name.endswith("MaybeExecuted")
+            assert not ours.done(), "it went over the other connection"
+        wait_until(lambda: connection.error is not None, "the loss")
+        assert client.call("relay_async", "here", "echo", 2, timeout_s=PATIENCE_S) == 2
+        again = connection_of(service, who_connected)
+        assert again is not connection
+        assert again.transport == transport, "one failure is chance: the path keeps its place"
+
+
+def never(service: RpcService) -> Any:
+    async def nap() -> None:
+        await service._node.reactor.sleep(3600.0)
+
+    return nap
+
+
+MAPLESS = """
+from prpc_engine import RpcService
+from shard.transport import shm_connection
+
+attach = shm_connection.Segment.attach
+
+def refuse(*args, **kwargs):
+    raise OSError(24, "Too many open files")
+
+def let(may):
+    shm_connection.Segment.attach = attach if may else refuse
+
+with RpcService({master!r}) as service:
+    service.create_server("test", {{"let": let, "double": lambda array: 2 * array}})
+    print("ready", flush=True)
+    input()
+"""
+
+
+def test_a_request_whose_segment_the_server_cannot_map_ends_by_name_and_the_next_one_works(master: Master) -> None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", MAPLESS.format(master=master.address)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as server,
+        RpcService(master.address) as service,
+    ):
+        client: RpcClient = service.create_client("test", timeout_s=PATIENCE_S)
+        client.call("let", False)
+        with pytest.raises(MaybeExecuted):
+            client.call("double", np.ones(100_000), timeout_s=PATIENCE_S)
+        choice = service.transports
+        assert client.call("let", True, timeout_s=PATIENCE_S) is None
+        assert client.call("double", np.ones(100_000), timeout_s=PATIENCE_S).sum() == 200_000
+        assert len(service.transports) == len(choice)
+        server.communicate(b"\n", PATIENCE_S)
+
+
+def test_a_dev_shm_that_is_taken_away_while_they_talk_costs_only_what_needs_room_there_and_that_by_name() -> None:
+    """What is mapped stays: the rings, and the blocks that are there; a larger array is refused before anything is sent."""
+    run_with_own_shm(
+        "size=64m",
+        """
+import subprocess
+import numpy as np
+from prpc_engine import Master, RpcService
+from shard import ShmFull
+
+if __name__ == "__main__":
+    with Master() as master, RpcService(master.address, transports=["shm"]) as one:
+        one.create_server("test", {"double": lambda value: 2 * value})
+        with RpcService(master.address, transports=["shm"]) as two:
+            client = two.create_client("test")
+            assert client.call("double", 1) == 2
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm"], check=True)
+            for number in range(100):
+                assert client.call("double", number, timeout_s=20.0) == 2 * number
+            try:
+                client.call("double", np.ones(1_000_000), timeout_s=20.0)
+            except ShmFull as error:
+                assert "/dev/shm has no room for a segment" in str(error), error
+            else:
+                raise AssertionError("it had room")
+            subprocess.run(["umount", "/dev/shm"], check=True)
+            assert client.call("double", np.ones(1_000_000), timeout_s=20.0).sum() == 2_000_000
+""",
+    )
