@@ -26,7 +26,7 @@ from prpc_engine.demo.roles import DIRECTOR, START_TIMEOUT_S, Job, run_server, r
 from prpc_engine.demo.settings import Settings
 from prpc_engine.demo.training import create_tables, evaluate
 from prpc_engine.errors import RpcError
-from prpc_engine.kv import KVWorker
+from prpc_engine.kv import TableWorker
 from prpc_engine.master.master import Master
 from prpc_engine.service import RpcService
 from shard import Future
@@ -190,14 +190,14 @@ class _Direction:
         self._show(self._state)
         return self._state.auc
 
-    def _connect(self) -> KVWorker:
+    def _connect(self) -> TableWorker:
         """As soon as all servers are there; a look at the processes between tries."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             self._look()
             self._show(self._state)
             try:
-                kv = KVWorker(self._service, expected_servers=self._job.partitions, timeout_s=LOOK_EVERY_S)
+                kv = TableWorker(self._service, expected_servers=self._job.partitions, timeout_s=LOOK_EVERY_S)
             except RpcError:
                 if time.monotonic() > deadline:
                     raise
@@ -205,7 +205,7 @@ class _Direction:
             create_tables(kv, self._job.settings)
             return kv
 
-    def _evaluate(self, kv: KVWorker, test: Batch) -> float:
+    def _evaluate(self, kv: TableWorker, test: Batch) -> float:
         try:
             return evaluate(kv, test).auc
         except RpcError:

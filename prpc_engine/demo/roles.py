@@ -12,7 +12,7 @@ from prpc_engine.demo.data import load_flights
 from prpc_engine.demo.settings import DENSE_TABLE, Settings
 from prpc_engine.demo.training import create_tables, train
 from prpc_engine.errors import RpcError
-from prpc_engine.kv import KVServer, KVWorker
+from prpc_engine.kv import TableServer, TableWorker
 from prpc_engine.service import RpcService
 
 DIRECTOR = "demo.director"  # the service of the demo's own process, which the workers report to
@@ -44,7 +44,7 @@ def run_server(job: Job, index: int) -> None:
     with RpcService(job.master, shards=job.shards, polling=job.polling, secret=job.secret) as service:
         # No exception: it could land in a destructor and be lost.
         signal.signal(signal.SIGTERM, lambda signum, frame: service.stop_serving())
-        KVServer(service)
+        TableServer(service)
         service.serve_forever()
 
 
@@ -54,7 +54,7 @@ def run_worker(job: Job, index: int) -> None:
     with RpcService(job.master, polling=job.polling, secret=job.secret) as service:
         director = service.create_client(DIRECTOR, timeout_s=START_TIMEOUT_S)
         try:
-            kv = KVWorker(service, expected_servers=job.partitions, timeout_s=START_TIMEOUT_S)
+            kv = TableWorker(service, expected_servers=job.partitions, timeout_s=START_TIMEOUT_S)
             create_tables(kv, job.settings)
             director.call("ready", index, timeout_s=START_TIMEOUT_S)  # answered when all workers are
             _train(job, index, service, director, kv, flights)
@@ -63,7 +63,7 @@ def run_worker(job: Job, index: int) -> None:
             raise SystemExit(1) from None  # the director says it better than a traceback
 
 
-def _train(job: Job, index: int, service: RpcService, director: RpcClient, kv: KVWorker, flights: Any) -> None:
+def _train(job: Job, index: int, service: RpcService, director: RpcClient, kv: TableWorker, flights: Any) -> None:
     spent = {"prepare": 0.0, "pull": 0.0, "compute": 0.0, "push": 0.0}
     examples = batches = 0
     losses = 0.0
@@ -100,7 +100,7 @@ def _traffic(service: RpcService) -> tuple[int, int]:
     return 2 * sum(peer.requests for peer in peers), sum(p.traffic.bytes_sent + p.traffic.bytes_received for p in peers)
 
 
-def _probe(kv: KVWorker) -> list[float]:
+def _probe(kv: TableWorker) -> list[float]:
     """Microseconds of blocking pulls of the small dense tensor, one after the other."""
     latencies = []
     for _ in range(LATENCY_PROBES):

@@ -24,7 +24,7 @@ from prpc_engine.demo.data import Flights
 from prpc_engine.demo.model import Batch, auc, forward, forward_backward, log_loss, prepare
 from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, Settings
 from prpc_engine.kv.future import KVFuture
-from prpc_engine.kv.worker import KVWorker
+from prpc_engine.kv.worker import TableWorker
 
 Floats = npt.NDArray[np.float32]
 
@@ -75,13 +75,13 @@ class _Watch:
         self._since = time.perf_counter()
 
 
-def create_tables(kv: KVWorker, settings: Settings) -> None:
+def create_tables(kv: TableWorker, settings: Settings) -> None:
     """Make the model's two tables, or find them; ConfigError when they are there with other settings."""
     kv.create_sparse(ROWS_TABLE, settings.row_dim, settings.optimizer, settings.row_initializer)
     kv.create_dense(DENSE_TABLE, settings.dense_shape, settings.optimizer, settings.dense_initializer)
 
 
-def train(kv: KVWorker, flights: Flights, settings: Settings, rank: int = 0, workers: int = 1) -> Iterator[Progress]:
+def train(kv: TableWorker, flights: Flights, settings: Settings, rank: int = 0, workers: int = 1) -> Iterator[Progress]:
     """Train this worker's share of all epochs, one record a batch; when it ends, all its gradients are applied.
 
     Raises what the calls raise: the first failure of a server ends the training.
@@ -126,7 +126,7 @@ def train(kv: KVWorker, flights: Flights, settings: Settings, rank: int = 0, wor
         watch.reset()  # what the caller did meanwhile is not ours
 
 
-def evaluate(kv: KVWorker, test: Batch) -> Evaluation:
+def evaluate(kv: TableWorker, test: Batch) -> Evaluation:
     """How good the model is now. test: prepare(flights.test, flights.vocabulary), made once."""
     rows, dense = _ask(kv, test)
     logits, _ = forward(rows.result(), dense.result(), test)
@@ -140,6 +140,6 @@ def _prepared(flights: Flights, settings: Settings, rank: int, workers: int) -> 
             yield epoch, prepare(part, flights.vocabulary)
 
 
-def _ask(kv: KVWorker, batch: Batch) -> tuple[KVFuture[Floats], KVFuture[Floats]]:
+def _ask(kv: TableWorker, batch: Batch) -> tuple[KVFuture[Floats], KVFuture[Floats]]:
     """The batch's rows and the dense weights, on their way."""
     return kv.submit_pull(ROWS_TABLE, batch.keys), kv.submit_pull(DENSE_TABLE)

@@ -25,13 +25,14 @@ from prpc_engine.kv.consistency import Consistency, Ssp, Sync, WorkersBehind
 from prpc_engine.kv.elastic import ElasticServer
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture
+from prpc_engine.kv.imbalance import Balance, ServerShare
 from prpc_engine.kv.initializer import Constant, Initializer, Uniform
 from prpc_engine.kv.optimizer import Adagrad, Adam, Add, Assign, Ftrl, Momentum, Optimizer, Sgd
 from prpc_engine.kv.parameters import Parameters
 from prpc_engine.kv.schedule import Cosine, Exponential, Polynomial, Schedule, WarmUp
 from prpc_engine.kv.server import TableServer, TableShard
+from prpc_engine.kv.session import EpochChanged, Versioned
 from prpc_engine.kv.table import DenseTable, SparseTable, TableStatistics
-from prpc_engine.kv.whereabouts import EpochChanged
 from prpc_engine.kv.worker import TableWorker
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ __all__ = [
     "Admission",
     "AnswerMismatch",
     "Assign",
+    "Balance",
     "CacheStatistics",
     "CachedTable",
     "Cast",
@@ -101,6 +103,7 @@ __all__ = [
     "SCHEDULER",
     "SERVER_GROUP",
     "Schedule",
+    "ServerShare",
     "Sgd",
     "SimpleApp",
     "SimpleData",
@@ -113,6 +116,7 @@ __all__ = [
     "TableWorker",
     "TopK",
     "Uniform",
+    "Versioned",
     "WORKER_GROUP",
     "WarmUp",
     "WorkersBehind",

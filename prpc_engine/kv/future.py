@@ -26,7 +26,7 @@ class PartFuture(Protocol):
 
 
 class KVFuture(Generic[Value]):
-    """What KVWorker's submit_ verbs return. One user asks for the result, as often as wanted."""
+    """What TableWorker's submit_ verbs return. One user asks for the result, as often as wanted."""
 
     def __init__(self, parts: Sequence[PartFuture], assemble: Callable[[list[Any]], Value]) -> None:
         self._parts = parts

@@ -1,7 +1,7 @@
 """The service in one process: no transport, no threads; a call runs in its caller, when it is submitted.
 
 It keeps the contract of prpc_engine.RpcService as far as key-value tables use it: arguments arrive read-only, results
-are the caller's, what a handler raises arrives as RemoteError. For trying out and testing what trains on a KVWorker.
+are the caller's, what a handler raises arrives as RemoteError. For trying out and testing what trains on a TableWorker.
 """
 
 from __future__ import annotations
@@ -9,42 +9,28 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 
-from prpc_engine.errors import NoServer, RemoteError
+from prpc_engine.errors import ConfigError, NoServer, RemoteError
+from prpc_engine.kv.tree import Tree
+from shard import Future
 
 HANDLER_S_MAX = 600.0  # of one wait of an `async def` handler: for the disk
 
 
-class LocalFuture:
-    """The outcome of a call that has run."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._error: RemoteError | None = None
-        try:
-            self._value = _received(call())
-        except Exception as error:
-            name = f"{type(error).__module__}.{type(error).__qualname__}"
-            self._error = RemoteError(
-                f"the handler raised {name}: {error}", type_name=name, remote_message=str(error), remote_traceback=""
-            )
-
-    def done(self) -> bool:
-        """True."""
-        return True
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """What the call returned, or RemoteError."""
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        yield from ()
-        return self.result()
+def _ran(call: Callable[[], Any]) -> Future:
+    """The outcome of a call that runs now."""
+    done = Future()
+    try:
+        done.set_result(_received(call()))
+    except Exception as error:
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        text = f"the handler raised {name}: {error}"
+        done.set_error(RemoteError(text, type_name=name, remote_message=str(error), remote_traceback=""))
+    return done
 
 
 class LocalService:
@@ -63,6 +49,11 @@ class LocalService:
         else:
             self.servers.setdefault(name, []).append(obj)
         return obj
+
+    @property
+    def master_client(self) -> Tree:
+        """There is no master here: elastic tables need an RpcService."""
+        raise ConfigError("elastic tables need a master: use prpc_engine.RpcService")
 
     def create_client(self, name: str, *, expected_servers: int = 1, timeout_s: float = 10.0) -> LocalClient:
         """A client of the servers there are; NoServer when they are too few, as none can come while we wait."""
@@ -86,24 +77,24 @@ class LocalClient:
         """Ascending."""
         return tuple(sorted(self._servers))
 
-    def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float = 30.0) -> LocalFuture:
+    def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float = 30.0) -> Future:
         """Run the method now."""
         self._service.calls.append((server_id, method, args, timeout_s))
         handler = getattr(self._servers[server_id], method)
-        return LocalFuture(lambda: handler(*(_received(arg) for arg in args)))
+        return _ran(lambda: handler(*(_received(arg) for arg in args)))
 
 
 def _received(value: Any) -> Any:
     """A copy, as of something that came over a wire; of an `async def` handler's coroutine, what it returns."""
     if inspect.iscoroutine(value):
-        value = _returned(value)
+        value = run_to_end(value)
     value = copy.deepcopy(value)
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     return value
 
 
-def _returned(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run it to its end, blocking where it awaits what another thread completes; TimeoutError when that takes HANDLER_S_MAX."""
     while True:
         try:

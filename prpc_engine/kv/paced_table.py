@@ -69,7 +69,7 @@ class SyncDense(DenseTable):
         self._wire = compression
 
     def push(self, *parts: Array) -> Any:
-        return self._pace.push(self._apply, _nothing, self._received(parts))
+        return self._pace.push(self._apply, lambda: self.version, self._received(parts))
 
     def push_pull(self, *parts: Array) -> Any:
         return self._pace.push(self._apply, self.pull, self._received(parts))
@@ -93,7 +93,7 @@ class SyncSparse(SparseTable):
         self._wire = compression
 
     def push(self, keys: Keys, *parts: Array) -> Any:
-        return self._pace.push(self._apply, _nothing, *self._received(keys, parts))
+        return self._pace.push(self._apply, lambda: self.version, *self._received(keys, parts))
 
     def push_pull(self, keys: Keys, *parts: Array) -> Any:
         return self._pace.push(self._apply, partial(self.pull, keys), *self._received(keys, parts))
@@ -134,7 +134,3 @@ def _both(push: Callable[[], object], pull: Callable[[], Any]) -> Callable[[], A
         return pull()
 
     return run
-
-
-def _nothing() -> None:
-    """The answer to a push."""

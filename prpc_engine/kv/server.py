@@ -1,13 +1,22 @@
-"""The server side of the key-value service: `KVShard` holds tables, `KVServer` puts it where it runs.
+"""The server side of the key-value service: `TableShard` holds tables, `TableServer` puts it where it runs.
 
-With shards, each shard process holds a KVShard of its own and is a server of the service by itself; inline, there is
+With shards, each shard process holds a TableShard of its own and is a server of the service by itself; inline, there is
 one in the application's process. To a worker both are just servers, and a partition is one of them.
 
 What is asked arrives as plain scalars, strings, dicts and read-only arrays; what is returned is the caller's to keep.
+
+A worker pushes by apply(), which looks into the partition's ledger (ledger.py) before and notes the push in it after:
+
+    the ledger says   and                          the push
+    NEW               nothing is known of it       is applied, and noted when it has been: not while a gate holds it
+    NEW               it is held by a gate         is not applied again: both are answered when it has been
+    APPLIED                                        is answered as it would be now
+    FORGOTTEN                                      is refused
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
@@ -16,15 +25,20 @@ import numpy as np
 import numpy.typing as npt
 
 from prpc_engine.deferred import Deferred
-from prpc_engine.errors import BadArguments, ConfigError
+from prpc_engine.errors import BadArguments, ConfigError, Forgotten
+from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.gate import HeldTable
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
+from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger
 from prpc_engine.kv.table import DenseTable, SparseTable
-from prpc_engine.kv.table_spec import from_dict
+from prpc_engine.kv.table_spec import TableSpec, from_dict
+from prpc_engine.kv.versions import with_version
+from shard import Future
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
+Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]  # client, sequence, verb, table, arrays
 
 
 class ServingService(Protocol):
@@ -38,7 +52,7 @@ class ServingService(Protocol):
         """Expose obj's public methods; sharded: obj is a factory, called once in every shard."""
 
 
-class KVServer:
+class TableServer:
     """Offers key-value tables under `name`. The service owns what this makes, and closes it.
 
     checkpoint_root: workers may save to and restore from folders below it only; None: wherever this process may write.
@@ -46,18 +60,57 @@ class KVServer:
 
     def __init__(self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None) -> None:
         self.name = name
-        factory = partial(KVShard, checkpoint_root)
+        factory = partial(TableShard, checkpoint_root)
         if service.shards > 0:
             self.server = service.create_server(name, factory, sharded=True)
         else:
             self.server = service.create_server(name, factory())
 
 
-class KVShard(CheckpointMethods):
+class TableShard(CheckpointMethods):
     """The tables of one partition. Its public methods are the protocol; calls come one at a time.
 
     Raises ConfigError for a bad or conflicting spec, BadArguments for an unknown table, or arrays that do not fit.
     """
+
+    def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
+        super().__init__(checkpoint_root, files)
+        self.ledger = Ledger()
+        self.on_applied: Applied | None = None  # told of each push that apply() has applied, in that order
+        self._held: dict[tuple[int, int], Deferred] = {}  # (client, sequence) of pushes that a gate holds
+        self._changes: dict[str, Callable[..., Any]] = {
+            "push": self.push,
+            "push_pull": self.push_pull,
+            "push_dense": self.push_dense,
+            "push_pull_dense": self.push_pull_dense,
+            "push_pull_versioned": self.push_pull_versioned,
+            "push_pull_dense_versioned": self.push_pull_dense_versioned,
+        }
+
+    @property
+    def tables(self) -> dict[str, tuple[TableSpec, SparseTable | DenseTable]]:
+        """What there is: spec and table by name, also while a gate holds pushes."""
+        bare: dict[str, SparseTable | DenseTable] = {**self._bare_sparse(), **self._bare_dense()}
+        return {name: (self._specs[name], table) for name, table in bare.items()}
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being made of it."""
+        return bool(self._save_id)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether pushes wait to be applied."""
+        return bool(self._held)
+
+    def _extras(self) -> dict[str, Array]:
+        """The ledger, for checkpoints."""
+        return self.ledger.arrays() if len(self.ledger) else {}
+
+    def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
+        self.ledger = Ledger()
+        for arrays in saved:
+            self.ledger.load(arrays)
 
     def create_table(self, spec: dict[str, Any]) -> bool:
         """Make the table that `spec` (TableSpec.to_dict()) describes: True when it is new, False when it is there.
@@ -81,12 +134,52 @@ class KVShard(CheckpointMethods):
         self._specs[wanted.table] = wanted
         return True
 
+    def apply(self, client: int, sequence: int, verb: str, table: str, *arrays: Array) -> Any:
+        """A verb of those that change a table, once for each (client, sequence); see the file's head."""
+        changes = self._changes.get(verb)
+        if changes is None:
+            raise BadArguments(f"verb {verb!r}: {', '.join(self._changes)} are allowed")
+        known = self.ledger.find(client, sequence)
+        if known == APPLIED:
+            return self._applied_before(verb, table, arrays)
+        if known == FORGOTTEN:
+            raise Forgotten(
+                f"push {sequence} of worker {client:x} is more than {WINDOW} pushes old: whether it was applied is not remembered"
+            )
+        held = self._held.get((client, sequence))
+        if held is not None:
+            again = Deferred()
+            held.add_done_callback(lambda done: _follow(done, again))
+            return again
+        answer = changes(table, *arrays)
+        if type(answer) is Deferred:
+            self._held[client, sequence] = answer
+            answer.add_done_callback(lambda done: self._let_go(done, client, sequence, verb, table, arrays))
+            return answer
+        self.ledger.note(client, sequence)
+        if self.on_applied is not None:
+            self.on_applied(client, sequence, verb, table, arrays)
+        return answer
+
+    def _let_go(self, done: Future, client: int, sequence: int, verb: str, table: str, arrays: tuple[Array, ...]) -> None:
+        del self._held[client, sequence]
+        if done.error() is None:
+            self.ledger.note(client, sequence)
+            if self.on_applied is not None:
+                self.on_applied(client, sequence, verb, table, arrays)
+
+    def _applied_before(self, verb: str, table: str, arrays: tuple[Array, ...]) -> Any:
+        if verb in ("push", "push_dense"):
+            return (self._sparse_table if verb == "push" else self._dense_table)(table).version
+        pull = getattr(self, verb.removeprefix("push_"))
+        return pull(table) if "dense" in verb else pull(table, arrays[0])
+
     def pull(self, table: str, keys: Keys) -> Floats:
         """Rows of a sparse table: int64[n] -> float32[n, dim]."""
         return self._sparse_table(table).pull(keys)
 
-    def push(self, table: str, keys: Keys, *grads: Array) -> Deferred | None:
-        """Apply gradients, int64[n] and float32[n, dim] or what its compression makes of that, to a sparse table."""
+    def push(self, table: str, keys: Keys, *grads: Array) -> Deferred | int:
+        """Apply gradients, int64[n] and float32[n, dim] or what its compression makes of that, to a sparse table: its version."""
         return self._sparse_table(table).push(keys, *grads)
 
     def push_pull(self, table: str, keys: Keys, *grads: Array) -> Deferred | Floats:
@@ -97,13 +190,33 @@ class KVShard(CheckpointMethods):
         """The whole local slice of a dense tensor."""
         return self._dense_table(table).pull()
 
-    def push_dense(self, table: str, *grads: Array) -> Deferred | None:
-        """Apply a gradient of the local slice's shape, or what its compression makes of that."""
+    def push_dense(self, table: str, *grads: Array) -> Deferred | int:
+        """Apply a gradient of the local slice's shape, or what its compression makes of that: the slice's version."""
         return self._dense_table(table).push(*grads)
 
     def push_pull_dense(self, table: str, *grads: Array) -> Deferred | Floats:
         """push_dense(), then the new slice."""
         return self._dense_table(table).push_pull(*grads)
+
+    def pull_versioned(self, table: str, keys: Keys) -> Deferred | list[Any]:
+        """[version, pull()]."""
+        found = self._sparse_table(table)
+        return with_version(found, found.pull(keys))
+
+    def push_pull_versioned(self, table: str, keys: Keys, *grads: Array) -> Deferred | list[Any]:
+        """[version, push_pull()]."""
+        found = self._sparse_table(table)
+        return with_version(found, found.push_pull(keys, *grads))
+
+    def pull_dense_versioned(self, table: str) -> Deferred | list[Any]:
+        """[version, pull_dense()]."""
+        found = self._dense_table(table)
+        return with_version(found, found.pull())
+
+    def push_pull_dense_versioned(self, table: str, *grads: Array) -> Deferred | list[Any]:
+        """[version, push_pull_dense()]."""
+        found = self._dense_table(table)
+        return with_version(found, found.push_pull(*grads))
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """{table: the fields of its TableStatistics}: a plain dict, as it goes over the wire."""
@@ -124,3 +237,11 @@ class KVShard(CheckpointMethods):
 
     def _absent(self, kind: str, name: str, there: list[str]) -> str:
         return f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first"
+
+
+def _follow(done: Future, again: Deferred) -> None:
+    error = done.error()
+    if error is None:
+        again.reply(done.result())
+    else:
+        again.fail(error)

@@ -10,7 +10,8 @@ gives out its own memory, except to who saves it:
     load(), load_scalars()   put back what columns() and scalars() gave; a dense table's columns are written to instead
     track_changes(), changes, remove()   of a sparse table: which rows changed since the last save, and keys that went
 
-A step is a push: the learning rate's schedule goes by the pushes that this table has applied before.
+A step is a push: the learning rate's schedule goes by the pushes that this table has applied before; `version` is how many they
+are, from the table's beginning: checkpoints and replicas keep it.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ class DenseTable:
         self._pulls += 1
         return self.values.astype(np.float32)
 
-    def push(self, *parts: Array) -> None:
+    def push(self, *parts: Array) -> int:
         """Apply one gradient for every element: float32 of the slice's shape, or the parts that its compression makes of that.
 
-        Else BadArguments, and nothing has changed.
+        The version that it makes; else BadArguments, and nothing has changed.
         """
         grads = received("push to a dense table", self._compression, parts, self.values.shape)
         if self.before_change is not None:
@@ -111,11 +112,17 @@ class DenseTable:
             self._optimizer.apply(values, flat_grads[block], [each[block] for each in self._flat_state], rate, self._steps)
             if values.dtype != flat.dtype:
                 flat[block] = values
+        return self._steps
 
     def push_pull(self, *parts: Array) -> Floats:
         """push(), then the new values."""
         self.push(*parts)
         return self.pull()
+
+    @property
+    def version(self) -> int:
+        """Pushes applied to it from its beginning, of all workers."""
+        return self._steps
 
     def statistics(self) -> TableStatistics:
         """Counters since creation. bytes: values and optimizer state."""
@@ -192,10 +199,10 @@ class SparseTable:
         pulled[absent] = self._initializer.rows(keys[absent], self.dim)
         return pulled
 
-    def push(self, keys: Keys, *parts: Array) -> None:
+    def push(self, keys: Keys, *parts: Array) -> int:
         """Apply grads[i] (float32[n, dim]) to the row of keys[i]; those of one key are summed, then applied once.
 
-        parts: grads, or what the table's compression makes of them.
+        parts: grads, or what the table's compression makes of them. The version that it makes.
         """
         check_keys("push to a sparse table", keys)
         grads = received("push to a sparse table", self._compression, parts, (len(keys), self.dim))
@@ -223,11 +230,17 @@ class SparseTable:
             store.values.scatter(block, values)
             for each, changed in zip(store.state.values(), state, strict=True):
                 each.scatter(block, changed)
+        return self._steps
 
     def push_pull(self, keys: Keys, *parts: Array) -> Floats:
         """push(), then the new rows."""
         self.push(keys, *parts)
         return self.pull(keys)
+
+    @property
+    def version(self) -> int:
+        """Pushes applied to it from its beginning, of all workers."""
+        return self._steps
 
     def statistics(self) -> TableStatistics:
         """Counters since creation. bytes: rows with all they have, the index, and the counters of admission."""

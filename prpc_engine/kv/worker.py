@@ -8,14 +8,20 @@
 keys are int64[n], in any order, repeats allowed; grads float32[n, dim], or of the tensor's shape. Each verb has a
 submit_ form that returns a KVFuture at once. Everything is checked before anything is sent: BadArguments says what was
 asked and what is allowed. Pulled arrays may be read-only, being what came off the wire; copy one to change it.
+
+A push is applied once, whatever happens to connections meanwhile; after the deadline's error it was applied once or not at all.
+What a lost connection has left unanswered is asked again (lane.py): pulls too. pull_versioned gives, beside the values, the
+version of each partition asked; what versions say, and when EpochChanged is raised, stands in session.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,31 +31,33 @@ from prpc_engine.kv import partition
 from prpc_engine.kv.admission import Admission
 from prpc_engine.kv.checkpoint.rounds import Rounds
 from prpc_engine.kv.checks import check_grads, check_keys
-from prpc_engine.kv.compression import Compressor, Feedback
+from prpc_engine.kv.compression import Compressor
+from prpc_engine.kv.consistency import Consistency
 from prpc_engine.kv.duplicates import sum_duplicates, unique
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture, PartFuture
+from prpc_engine.kv.imbalance import Balance, balance_of, share_of
 from prpc_engine.kv.initializer import Constant, Initializer
+from prpc_engine.kv.lane import Address, Client, Lane, Request
+from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, layout_of, restored, sliced, spread
+from prpc_engine.kv.mending import Mending
 from prpc_engine.kv.optimizer import Optimizer
+from prpc_engine.kv.session import EpochChanged, Floors as Seen, Session, Versioned
 from prpc_engine.kv.table import TableStatistics
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
+from prpc_engine.kv.tree import PlacementNode, Tree
+from prpc_engine.kv.whereabouts import Whereabouts
+from prpc_engine.service import SERVERS_PATH
+from prpc_engine.slab import empty
+from shard import ShmFull
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Value = TypeVar("Value")
+ACKS = {"applied": "apply", "replicated": "apply_replicated"}  # what pushes are sent to
 SAVE_TIMEOUT_S = 600.0  # of a whole checkpoint: hundreds of GB at 1 GB/s, and a slow disk's fsync
 CALL_TIMEOUT_S = 30.0  # as a call of the client itself: long enough for a busy server, short enough to be noticed
-DENSE_SPLIT_BYTES_MIN = 65536  # below, one message costs more than the copy that a second server would save
-
-
-class Client(Protocol):
-    """What is used of the client that RpcService.create_client returns."""
-
-    @property
-    def server_ids(self) -> tuple[int, ...]:
-        """The live servers of the service, ascending."""
-
-    def submit_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> PartFuture:
-        """Call a method of that server."""
+SLAB_BYTES_MIN = 65536  # below, copying an array once more when it is sent costs less than taking a block of the slab
 
 
 class CallingService(Protocol):
@@ -58,27 +66,20 @@ class CallingService(Protocol):
     def create_client(self, name: str, /, *, expected_servers: int = 1, timeout_s: float = ...) -> Client:
         """Wait until that many servers of the service are there."""
 
-
-@dataclass(frozen=True)
-class _Dense:
-    """Where a dense tensor lives: (server id, first row, end row) of each slice, in order of rows."""
-
-    shape: tuple[int, ...]
-    slices: tuple[tuple[int, int, int], ...]
-    feedback: tuple[Feedback, ...] | None = field(default=None, compare=False)  # of each slice, where gradients are compressed
+    @property
+    def master_client(self) -> Tree:
+        """The master's tree, of which elastic tables need a node."""
 
 
-@dataclass(frozen=True)
-class _Sparse:
-    dim: int
-    compression: Compressor | None = None
-
-
-class KVWorker:
+class TableWorker:
     """See the file's head. The service owns the client that this makes, and closes it.
 
     expected_servers: how many servers hold the tables, shards of a sharded one each counted; every worker must say the
     same. timeout_s: how long to wait for them. call_timeout_s: the deadline of verbs that are given none.
+    elastic: the tables are held by ElasticServers, however many; a verb then raises EpochChanged, once, when something was lost.
+    ack: when a push counts as done: "applied" by the server that has the keys, or of elastic tables "replicated", when another
+    one has it, too. monotonic: no pull or push_pull shows less of a partition than this worker has seen of it or has had applied
+    there: EpochChanged instead, once (of a push_pull, whose push is applied then). It costs an integer and a check a partition.
     """
 
     def __init__(
@@ -88,17 +89,47 @@ class KVWorker:
         expected_servers: int = 1,
         timeout_s: float = 10,
         call_timeout_s: float = CALL_TIMEOUT_S,
+        elastic: bool = False,
+        ack: str = "applied",
+        monotonic: bool = False,
     ) -> None:
         self.name = name
         self.call_timeout_s = call_timeout_s
-        self._client = service.create_client(name, expected_servers=expected_servers, timeout_s=timeout_s)
-        self.server_ids = self._client.server_ids  # fixed from here on: they decide who owns which key
-        if len(self.server_ids) != expected_servers:
+        if ack not in ACKS or (ack == "replicated" and not elastic):
+            raise ConfigError(f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, and of elastic tables replicated")
+        identity = secrets.randbits(62)
+        self._client = service.create_client(name, expected_servers=1 if elastic else expected_servers, timeout_s=timeout_s)
+        self._session = Session(name)
+        self._is_monotonic = monotonic
+        self._news: deque[EpochChanged] = deque()
+        self._locate: Callable[[Sequence[Lane]], None] = lambda lanes: None
+        if elastic:
+            node = PlacementNode(service.master_client, name, SERVERS_PATH)
+            where = Whereabouts(node, self._client, name, identity, self._session, timeout_s)
+            self._news, addresses, mending = where.news, where.addresses(), Mending(where.locate)
+            self._locate = where.locate
+        else:
+            addresses, mending = self._fixed(expected_servers), Mending(self._locate)
+        self._lanes = [
+            Lane(self._client, name, index, address, identity, mending.add, ACKS[ack], elastic)
+            for index, address in enumerate(addresses)
+        ]
+        self._tables: dict[str, Dense | Sparse] = {}
+
+    @property
+    def server_ids(self) -> tuple[int, ...]:
+        """Who holds the tables, ascending; of elastic ones, as far as this worker knows."""
+        return tuple(sorted({lane.address.server_id for lane in self._lanes}))
+
+    def _fixed(self, expected_servers: int) -> list[Address]:
+        """A partition on each server: their order decides who owns which key."""
+        server_ids = self._client.server_ids
+        if len(server_ids) != expected_servers:
             raise ConfigError(
-                f"KVWorker of {name!r}: {len(self.server_ids)} servers (ids {list(self.server_ids)}) are there, "
+                f"TableWorker of {self.name!r}: {len(server_ids)} servers (ids {list(server_ids)}) are there, "
                 f"expected_servers is {expected_servers}; say the number there will be, the same in every worker"
             )
-        self._tables: dict[str, _Dense | _Sparse] = {}
+        return [Address(server_id) for server_id in server_ids]
 
     # Tables
 
@@ -113,21 +144,20 @@ class KVWorker:
         admission: Admission | Mapping[str, Any] | None = None,
         eviction: Eviction | Mapping[str, Any] | None = None,
         compression: Compressor | Mapping[str, Any] | None = None,
+        consistency: Consistency | Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Make int64 key -> row of `dim` numbers on every server, or find it there. Rows start as `initializer` says, else 0.
 
         dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. admission: which keys get a row
         (kv.Admission), else all; eviction: which rows go again (kv.Eviction), else none. compression: how gradients travel
-        (kv.Cast, kv.Int8), else as they are.
+        (kv.Cast, kv.Int8), else as they are. consistency: how far workers may run apart (kv.Sync, kv.Ssp), else as they like.
         ConfigError: a value is not allowed, or another table has the name.
         """
-        partitions = len(self.server_ids)
         start = initializer or Constant()
-        whole = SparseSpec(table, 0, partitions, optimizer, start, dim, dtype, admission, eviction, compression)  # type: ignore[arg-type]
-        specs = [replace(whole, partition=i) for i in range(partitions)]
-        self._create(dict(zip(self.server_ids, specs, strict=True)), timeout_s)
-        self._tables[table] = _Sparse(dim, whole.compression)
+        policies: Any = (admission, eviction, compression, consistency)
+        whole = SparseSpec(table, 0, len(self._lanes), optimizer, start, dim, dtype, *policies)  # type: ignore[arg-type]
+        self._create(spread(whole, len(self._lanes)), timeout_s)
 
     def create_dense(
         self,
@@ -138,53 +168,48 @@ class KVWorker:
         *,
         dtype: str = "float32",
         compression: Compressor | Mapping[str, Any] | None = None,
+        consistency: Consistency | Mapping[str, Any] | None = None,
         split_bytes_min: int = DENSE_SPLIT_BYTES_MIN,
         timeout_s: float | None = None,
     ) -> None:
         """Make a tensor of `shape`, or find it there. Elements start as `initializer` says, else 0.
 
         dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. compression: how gradients travel
-        (kv.Cast, kv.Int8, kv.TopK), else as they are; what a push loses by it this worker adds to the next.
+        (kv.Cast, kv.Int8, kv.TopK), else as they are; what a push loses by it this worker adds to the next. consistency: how
+        far workers may run apart (kv.Sync, kv.Ssp), else as they like.
         Its rows (axis 0) are spread evenly over the servers; a tensor below `split_bytes_min` bytes lives whole on one.
         """
         start = initializer or Constant()
-        partitions = len(self.server_ids)
-        whole = DenseSpec(table, 0, partitions, optimizer, start, shape, 0, 0, dtype, compression)  # type: ignore[arg-type]
-        specs = self._sliced(whole, 4 * math.prod(whole.shape) >= split_bytes_min)
-        self._create(specs, timeout_s)
-        self._tables[table] = _layout_of(specs)
+        policies: Any = (compression, consistency)
+        whole = DenseSpec(table, 0, len(self._lanes), optimizer, start, shape, 0, 0, dtype, *policies)  # type: ignore[arg-type]
+        is_cut = 4 * math.prod(whole.shape) >= split_bytes_min
+        self._create(sliced(whole, len(self._lanes), is_cut), timeout_s)
 
     def _create(self, specs: Mapping[int, TableSpec], timeout_s: float | None) -> None:
-        parts = [self._submit(each, "create_table", timeout_s, spec.to_dict()) for each, spec in specs.items()]
+        parts = [self._ask(index, "create_table", timeout_s, spec.to_dict()) for index, spec in specs.items()]
         try:
             KVFuture(parts, list).result()
         except RemoteError as error:
             if error.type_name.rpartition(".")[2] != ConfigError.__name__:
                 raise
             raise ConfigError(f"{self.name!r} refused: {error.remote_message}") from error
-
-    def _sliced(self, whole: DenseSpec, is_cut: bool) -> dict[int, DenseSpec]:
-        """What each server that has rows of the tensor has of it."""
-        partitions = len(self.server_ids)
-        ranges = {partition.dense_home(whole.table, partitions): (0, whole.rows)}
-        if is_cut:
-            ranges = dict(enumerate(partition.dense_ranges(whole.rows, partitions)))
-        return {
-            self.server_ids[i]: replace(whole, partition=i, partitions=partitions, begin=begin, end=end)
-            for i, (begin, end) in ranges.items()
-            if begin < end
-        }
+        self._tables[next(iter(specs.values())).table] = layout_of(specs)
 
     # Checkpoints
 
-    def save(self, folder: str, step: int, *, keep: int | None = None, timeout_s: float = SAVE_TIMEOUT_S) -> None:
+    def save(
+        self, folder: str, step: int, *, keep: int | None = None, full_every: int = 1, timeout_s: float = SAVE_TIMEOUT_S
+    ) -> None:
         """Write a checkpoint of all tables while training goes on; it is on the disk when this returns.
 
-        folder: an absolute path on the servers' machines, one that all of them see. keep: that many of the newest are kept, None
-        keeps all. What of the pushes under way is in it: checkpoint/methods.py. Raises CheckpointError, and then the checkpoints
-        before it are as they were; ConfigError for a folder, step or keep that is not allowed.
+        folder: an absolute path on the servers' machines, one that all of them see. keep: that many of the newest are kept, with
+        what they lie over; None keeps all. full_every: one of so many is full, the others hold of sparse tables only what changed
+        since the one before (and are full as well after a restart, a restore, or a save elsewhere). What of the pushes under way
+        is in it: checkpoint/methods.py. Raises CheckpointError, and then the checkpoints before it are as they were; ConfigError
+        for a folder, step, keep or full_every that is not allowed.
         """
-        Rounds(self._submit, self.server_ids, timeout_s).save(folder, step, keep)
+        self._locate(self._lanes)
+        Rounds(self._submit, range(len(self._lanes)), timeout_s).save(folder, step, keep, full_every)
 
     def restore(self, folder: str, *, timeout_s: float = SAVE_TIMEOUT_S) -> int:
         """Bring the newest whole checkpoint of `folder` back: the step it was saved with. The servers may be more or fewer now.
@@ -196,31 +221,19 @@ class KVWorker:
         found: dict[int, dict[str, TableSpec]] = {}
 
         def layout(saved: Mapping[str, Sequence[TableSpec]]) -> dict[int, dict[str, TableSpec]]:
-            found.update({server_id: {} for server_id in self.server_ids})
+            found.update({index: {} for index in range(len(self._lanes))})
             for table, parts in saved.items():
-                for server_id, spec in self._restored(table, parts).items():
-                    found[server_id][table] = spec
+                for index, spec in restored(parts, len(self._lanes), self._tables.get(table)).items():
+                    found[index][table] = spec
             return found
 
-        step = Rounds(self._submit, self.server_ids, timeout_s).restore(folder, layout)
+        self._locate(self._lanes)
+        step = Rounds(self._submit, range(len(self._lanes)), timeout_s).restore(folder, layout)
         for table in {table for specs in found.values() for table in specs}:
-            self._tables[table] = _layout_of({server_id: specs[table] for server_id, specs in found.items() if table in specs})
+            self._tables[table] = layout_of({index: specs[table] for index, specs in found.items() if table in specs})
+        for index in found:
+            self._session.begin_again(index)
         return step
-
-    def _restored(self, table: str, saved: Sequence[TableSpec]) -> Mapping[int, TableSpec]:
-        """What each server is to have of a table of which servers had `saved`."""
-        first = saved[0]
-        if isinstance(first, DenseSpec):
-            known = self._tables.get(table)
-            if known is not None:
-                is_cut = _layout_of(self._sliced(first, True)) == known
-            elif first.partitions > 1 and first.rows > 1:
-                is_cut = len(saved) > 1
-            else:  # what was saved does not tell
-                is_cut = 4 * math.prod(first.shape) >= DENSE_SPLIT_BYTES_MIN
-            return self._sliced(first, is_cut)
-        partitions = len(self.server_ids)
-        return {each: replace(first, partition=i, partitions=partitions) for i, each in enumerate(self.server_ids)}
 
     # Verbs
 
@@ -230,116 +243,208 @@ class KVWorker:
 
     def push(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> None:
         """Have gradients applied: push(table, keys, grads) or push(table, grads). Those of one key are summed first."""
-        self.submit_push(table, *arrays, timeout_s=timeout_s).result()
+        _finish(*self._push(table, arrays, timeout_s, ()))
 
     def push_pull(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> Floats:
         """push(), then pull() of the same keys, in one message each way."""
-        return self.submit_push_pull(table, *arrays, timeout_s=timeout_s).result()
+        return _finish(*self._push_pull(table, arrays, timeout_s, ()))
 
     def submit_pull(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> KVFuture[Floats]:
         """pull() without waiting."""
+        if self._is_monotonic:
+            parts, versioned = self._pull_versioned(table, arrays, timeout_s)
+            return KVFuture(parts, lambda answers: versioned(answers).values)
+        return KVFuture(*self._pull("", table, arrays, timeout_s))
+
+    def pull_versioned(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> Versioned:
+        """pull(), with the versions of the partitions that were asked."""
+        return self.submit_pull_versioned(table, *arrays, timeout_s=timeout_s).result()
+
+    def submit_pull_versioned(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> KVFuture[Versioned]:
+        """pull_versioned() without waiting. EpochChanged: this worker has seen more of a partition before it asked."""
+        return KVFuture(*self._pull_versioned(table, arrays, timeout_s))
+
+    def _pull_versioned(
+        self, table: str, arrays: Sequence[Any], timeout_s: float | None
+    ) -> tuple[list[Request], Callable[[list[Any]], Versioned]]:
+        seen = self._session.floors(table)
+        parts, join_values = self._pull("_versioned", table, arrays, timeout_s)
+        return parts, self._versioned(table, seen, parts, join_values)
+
+    def _pull(
+        self, variant: str, table: str, arrays: Sequence[Any], timeout_s: float | None
+    ) -> tuple[list[Request], Callable[[list[Floats]], Floats]]:
+        """The requests, and what makes one of their answers' values."""
         layout = self._layout(table)
-        if isinstance(layout, _Dense):
+        if isinstance(layout, Dense):
             self._expect("pull", table, arrays, ())
-            parts = [self._submit(server_id, "pull_dense", timeout_s, table) for server_id, _, _ in layout.slices]
-            return KVFuture(parts, lambda answers: _join(answers, layout.shape))
+            parts = [self._ask(index, f"pull_dense{variant}", timeout_s, table) for index, _, _ in layout.slices]
+            return parts, lambda answers: join(answers, layout.shape)
         self._expect("pull", table, arrays, ("keys",))
         keys, which = unique(check_keys(f"pull from table {table!r}", arrays[0]))  # a row travels once
-        return self._submit_sparse("pull", table, layout, keys, None, which, timeout_s)
+        parts, positions = [], []
+        for lane, owned in zip(self._lanes, partition.split(keys, len(self._lanes)), strict=True):
+            if len(owned):
+                asked = keys if len(owned) == len(keys) else keys[owned]
+                parts.append(lane.ask(f"pull{variant}", self._timeout(timeout_s), table, asked))
+                positions.append(owned)
+        return parts, _rows_of(positions, len(keys), layout.dim, which)
+
+    def _versioned(
+        self, table: str, seen: Seen, parts: Sequence[Request], join_values: Callable[[list[Floats]], Floats]
+    ) -> Callable[[list[Any]], Versioned]:
+        """What makes one of answers that are [version, values], asked when this was seen of the table; raises EpochChanged."""
+
+        def assemble(answers: list[Any]) -> Versioned:
+            versions = {part.lane.partition: version for part, (version, _) in zip(parts, answers, strict=True)}
+            gone_back = self._session.answered(table, seen, versions)
+            if gone_back is not None:
+                raise gone_back
+            return Versioned(join_values([values for _, values in answers]), versions)
+
+        return assemble
 
     def submit_push(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> KVFuture[None]:
         """push() without waiting. The arrays may be changed as soon as this returns."""
-        layout = self._layout(table)
-        if isinstance(layout, _Dense):
-            parts = self._submit_dense("push", table, layout, arrays, timeout_s)
-        else:
-            keys, grads = self._checked("push", table, layout, arrays)
-            keys, grads = sum_duplicates(keys, grads)
-            parts, _ = self._scatter("push", table, layout, keys, grads, timeout_s)
-        return KVFuture(parts, lambda answers: None)
+        return self._push(table, arrays, timeout_s, arrays)[0]
 
     def submit_push_pull(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> KVFuture[Floats]:
         """push_pull() without waiting. The arrays may be changed as soon as this returns."""
-        layout = self._layout(table)
-        if isinstance(layout, _Dense):
-            parts = self._submit_dense("push_pull", table, layout, arrays, timeout_s)
-            return KVFuture(parts, lambda answers: _join(answers, layout.shape))
-        asked, grads = self._checked("push_pull", table, layout, arrays)
-        keys, grads = sum_duplicates(asked, grads)
-        which = None if keys is asked else np.searchsorted(keys, asked)
-        return self._submit_sparse("push_pull", table, layout, keys, grads, which, timeout_s)
+        return self._push_pull(table, arrays, timeout_s, arrays)[0]
 
     def statistics(self, *, timeout_s: float | None = None) -> dict[int, dict[str, TableStatistics]]:
         """{server id: {table: what that server has done with it}}, asked of every server now."""
-        parts = [self._submit(server_id, "statistics", timeout_s) for server_id in self.server_ids]
-        answers: list[dict[str, dict[str, int]]] = KVFuture(parts, list).result()
+        parts = [lane.ask("statistics", self._timeout(timeout_s)) for lane in self._lanes]
+        merged: dict[int, dict[str, Counter[str]]] = {lane.address.server_id: {} for lane in self._lanes}
+        for lane, answer in zip(self._lanes, KVFuture(parts, list).result(), strict=True):
+            for table, fields in answer.items():
+                merged[lane.address.server_id].setdefault(table, Counter()).update(fields)
         return {
-            server_id: {table: TableStatistics(**fields) for table, fields in answer.items()}
-            for server_id, answer in zip(self.server_ids, answers, strict=True)
+            server_id: {table: TableStatistics(**fields) for table, fields in tables.items()}
+            for server_id, tables in sorted(merged.items())
         }
+
+    def balance(self, *, timeout_s: float | None = None) -> Balance:
+        """Which servers have more than their share and which answer late (imbalance.py), asked of all of them now."""
+        tables = self.statistics(timeout_s=timeout_s)
+        lanes: dict[int, list[float]] = {server_id: [] for server_id in tables}
+        for lane in self._lanes:
+            lanes.setdefault(lane.address.server_id, []).append(lane.answer_s)
+        shares = [share_of(server_id, answers_s, tables.get(server_id, {})) for server_id, answers_s in lanes.items()]
+        return balance_of(shares, sum(lane.repeats for lane in self._lanes), sum(lane.unanswered() for lane in self._lanes))
 
     # Parts
 
-    def _submit(self, server_id: int, method: str, timeout_s: float | None, /, *args: Any) -> PartFuture:
-        timeout = self.call_timeout_s if timeout_s is None else timeout_s
-        return self._client.submit_to(server_id, method, *args, timeout_s=timeout)
+    def _timeout(self, timeout_s: float | None) -> float:
+        return self.call_timeout_s if timeout_s is None else timeout_s
 
-    def _submit_sparse(
+    def _ask(self, index: int, method: str, timeout_s: float | None, /, *args: Any) -> Request:
+        """A method of one partition that may run twice."""
+        return self._lanes[index].ask(method, self._timeout(timeout_s), *args)
+
+    def _submit(self, index: int, method: str, timeout_s: float, /, *args: Any) -> PartFuture:
+        """A method of one partition that runs at most once."""
+        address = self._lanes[index].address
+        return self._client.submit_to(address.server_id, method, *address.arguments, *args, timeout_s=timeout_s)
+
+    def _push(
+        self, table: str, arrays: Sequence[Any], timeout_s: float | None, users: Sequence[Any]
+    ) -> tuple[KVFuture[None], list[Request]]:
+        """users: those of the arrays that may be changed once this returns."""
+        layout, seen = self._layout(table), self._session.floors(table)
+        if isinstance(layout, Dense):
+            parts = self._push_dense("push", "", table, layout, arrays, timeout_s, users)
+        else:
+            keys, grads = sum_duplicates(*self._checked("push", table, layout, arrays))
+            parts, _ = self._scatter("push", table, layout, keys, grads, timeout_s, users)
+
+        def applied(versions: list[int]) -> None:
+            partitions = [part.lane.partition for part in parts]
+            gone_back = self._session.answered(table, seen, dict(zip(partitions, versions, strict=True)))
+            if gone_back is not None:  # this push is applied: the next verb says it
+                self._news.append(gone_back)
+
+        return KVFuture(parts, applied), parts
+
+    def _push_pull(
+        self, table: str, arrays: Sequence[Any], timeout_s: float | None, users: Sequence[Any]
+    ) -> tuple[KVFuture[Floats], list[Request]]:
+        layout, seen = self._layout(table), self._session.floors(table)
+        variant = "_versioned" if self._is_monotonic else ""
+        join_values: Callable[[list[Floats]], Floats]
+        if isinstance(layout, Dense):
+            parts = self._push_dense("push_pull", variant, table, layout, arrays, timeout_s, users)
+            join_values = partial(join, shape=layout.shape)
+        else:
+            asked, grads = self._checked("push_pull", table, layout, arrays)
+            keys, grads = sum_duplicates(asked, grads)
+            which = None if keys is asked else np.searchsorted(keys, asked)
+            parts, positions = self._scatter(f"push_pull{variant}", table, layout, keys, grads, timeout_s, users)
+            join_values = _rows_of(positions, len(keys), layout.dim, which)
+        if self._is_monotonic:
+            versioned = self._versioned(table, seen, parts, join_values)
+            return KVFuture(parts, lambda answers: versioned(answers).values), parts
+        return KVFuture(parts, join_values), parts
+
+    def _scatter(
         self,
         verb: str,
         table: str,
-        layout: _Sparse,
+        layout: Sparse,
         keys: Keys,
-        grads: Floats | None,
-        which: npt.NDArray[np.intp] | None,
+        grads: Floats,
         timeout_s: float | None,
-    ) -> KVFuture[Floats]:
-        """A verb that answers with a row for each of `keys` (no repeats); the caller asked for keys[which]."""
-        parts, positions = self._scatter(verb, table, layout, keys, grads, timeout_s)
-        length = len(keys)
-
-        def assemble(answers: list[Floats]) -> Floats:
-            rows = answers[0] if len(answers) == 1 else partition.merge(positions, answers, length, layout.dim)
-            return rows if which is None else rows.take(which, axis=0)
-
-        return KVFuture(parts, assemble)
-
-    def _scatter(
-        self, verb: str, table: str, layout: _Sparse, keys: Keys, grads: Floats | None, timeout_s: float | None
-    ) -> tuple[list[PartFuture], list[npt.NDArray[np.intp]]]:
-        """Send each server its keys and gradients; servers that own none of the keys hear nothing.
+        users: Sequence[Any],
+    ) -> tuple[list[Request], list[npt.NDArray[np.intp]]]:
+        """Send each partition its keys and gradients; those that own none of the keys hear of a paced table's pushes only.
 
         Returns the parts and, for each, the positions of its keys. One part means all keys, in their order.
         """
         parts, positions = [], []
-        for server_id, owned in zip(self.server_ids, partition.split(keys, len(self.server_ids)), strict=True):
-            if len(owned):
-                arrays: list[npt.NDArray[Any]] = [keys] if grads is None else [keys, grads]
+        timeout = self._timeout(timeout_s)
+        for lane, owned in zip(self._lanes, partition.split(keys, len(self._lanes)), strict=True):
+            if len(owned) or layout.is_paced:
+                arrays: list[npt.NDArray[Any]] = [keys, grads]
                 if len(owned) < len(keys):
                     arrays = [array[owned] for array in arrays]
-                if grads is not None and layout.compression is not None:
+                if layout.compression is not None:
                     arrays[1:] = layout.compression.encode(arrays[1])
-                parts.append(self._submit(server_id, verb, timeout_s, table, *arrays))
+                if users:
+                    arrays = [_kept(each) if any(each is given for given in users) else each for each in arrays]
+                parts.append(lane.push(verb, timeout, table, *arrays))
                 positions.append(owned)
         return parts, positions
 
-    def _submit_dense(
-        self, verb: str, table: str, layout: _Dense, arrays: Sequence[npt.NDArray[Any]], timeout_s: float | None
-    ) -> list[PartFuture]:
+    def _push_dense(
+        self,
+        verb: str,
+        variant: str,
+        table: str,
+        layout: Dense,
+        arrays: Sequence[Any],
+        timeout_s: float | None,
+        users: Sequence[Any],
+    ) -> list[Request]:
         self._expect(verb, table, arrays, ("grads",))
         grads = check_grads(f"{verb} to dense table {table!r}", arrays[0], layout.shape)
         if not layout.shape:
             grads = grads.reshape(1)  # one row to the servers
-        method = f"{verb}_dense"
-        slices: list[tuple[npt.NDArray[Any], ...]] = [(grads[begin:end],) for _, begin, end in layout.slices]
-        if layout.feedback is not None:
-            slices = [each.encode(*array) for each, array in zip(layout.feedback, slices, strict=True)]
-        to = [server_id for server_id, _, _ in layout.slices]
-        return [self._submit(each, method, timeout_s, table, *sent) for each, sent in zip(to, slices, strict=True)]
+        method, timeout = f"{verb}_dense{variant}", self._timeout(timeout_s)
+        parts = []
+        for number, (index, begin, end) in enumerate(layout.slices):
+            sent: tuple[npt.NDArray[Any], ...] = (grads[begin:end],)
+            if layout.feedback is not None:
+                sent = layout.feedback[number].encode(*sent)
+            elif users:
+                sent = (_kept(*sent),)
+            parts.append(self._lanes[index].push(method, timeout, table, *sent))
+        return parts
 
     # Checks
 
-    def _layout(self, table: str) -> _Dense | _Sparse:
+    def _layout(self, table: str) -> Dense | Sparse:
+        if self._news:
+            raise self._news.popleft()
         layout = self._tables.get(table)
         if layout is None:
             there = ", ".join(sorted(self._tables)) or "none"
@@ -351,32 +456,46 @@ class KVWorker:
 
     def _expect(self, verb: str, table: str, arrays: Sequence[Any], names: Sequence[str]) -> None:
         if len(arrays) != len(names):
-            kind = "dense" if isinstance(self._tables[table], _Dense) else "sparse"
+            kind = "dense" if isinstance(self._tables[table], Dense) else "sparse"
             allowed = ", ".join((repr(table), *names))
             raise BadArguments(f"{verb} of {kind} table {table!r} with {len(arrays)} arrays; {verb}({allowed}) is allowed")
 
-    def _checked(self, verb: str, table: str, layout: _Sparse, arrays: Sequence[Any]) -> tuple[Keys, Floats]:
+    def _checked(self, verb: str, table: str, layout: Sparse, arrays: Sequence[Any]) -> tuple[Keys, Floats]:
         self._expect(verb, table, arrays, ("keys", "grads"))
         whose = f"{verb} to sparse table {table!r}"
         keys = check_keys(whose, arrays[0])
         return keys, check_grads(whose, arrays[1], (len(keys), layout.dim))
 
 
-def _layout_of(specs: Mapping[int, TableSpec]) -> _Dense | _Sparse:
-    """Where a table lives of which each server has what `specs` says."""
-    first = next(iter(specs.values()))
-    if isinstance(first, SparseSpec):
-        return _Sparse(first.dim, first.compression)
-    assert isinstance(first, DenseSpec)
-    slices = [(server_id, spec.begin, spec.end) for server_id, spec in specs.items() if isinstance(spec, DenseSpec)]
-    feedback = None
-    if first.compression is not None:
-        feedback = tuple(Feedback(first.compression, (end - begin, *first.shape[1:])) for _, begin, end in slices)
-    return _Dense(tuple(first.shape), tuple(slices), feedback)
+def _rows_of(
+    positions: list[npt.NDArray[np.intp]], length: int, dim: int, which: npt.NDArray[np.intp] | None
+) -> Callable[[list[Floats]], Floats]:
+    """A row for each of `length` keys (no repeats), each part's at its positions; the caller asked for keys[which]."""
+
+    def assemble(answers: list[Floats]) -> Floats:
+        rows = answers[0] if len(answers) == 1 else partition.merge(positions, answers, length, dim)
+        return rows if which is None else rows.take(which, axis=0)
+
+    return assemble
 
 
-def _join(slices: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
-    """Slices of rows, in order, to the tensor."""
-    if len(slices) == 1:
-        return slices[0].reshape(shape)
-    return np.concatenate(slices)
+def _finish(future: KVFuture[Value], parts: Sequence[Request]) -> Value:
+    """The result, for a caller whose arrays were sent as they are: they are not sent again once this returns."""
+    try:
+        return future.result()
+    except BaseException:  # an interrupt, say
+        for part in parts:
+            part.give_up()
+        raise
+
+
+def _kept(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy to send, and to send again; a large one where sending it makes no other copy."""
+    if array.nbytes >= SLAB_BYTES_MIN:
+        try:
+            copy = empty(array.shape, array.dtype)
+        except ShmFull:
+            return array.copy()
+        copy[...] = array
+        return copy
+    return array.copy()

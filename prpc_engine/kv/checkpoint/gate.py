@@ -27,6 +27,11 @@ class HeldTable(Generic[Table]):
         self.pull: Callable[..., Any] = table.pull
         self.statistics: Callable[[], TableStatistics] = table.statistics
 
+    @property
+    def version(self) -> int:
+        """As the table's."""
+        return self.table.version
+
     def push(self, *arrays: Any) -> Deferred:
         """Answered after release()."""
         return self._later(self.table.push, arrays)

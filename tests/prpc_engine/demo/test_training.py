@@ -11,7 +11,7 @@ from prpc_engine.demo.model import prepare
 from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, Settings
 from prpc_engine.demo.training import Progress, create_tables, evaluate, train
 from prpc_engine.errors import ConfigError, RemoteError
-from prpc_engine.kv import KVServer, KVShard, KVWorker
+from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.local import LocalService
 
 VALUES_PER_FIELD = 12
@@ -35,11 +35,11 @@ def made_up_flights(count: int = 6000) -> Flights:
 FLIGHTS = made_up_flights()
 
 
-def make_workers(count: int, servers: int = 2, settings: Settings = SETTINGS) -> tuple[LocalService, list[KVWorker]]:
+def make_workers(count: int, servers: int = 2, settings: Settings = SETTINGS) -> tuple[LocalService, list[TableWorker]]:
     service = LocalService()
     for _ in range(servers):
-        KVServer(service)
-    workers = [KVWorker(service, expected_servers=servers) for _ in range(count)]
+        TableServer(service)
+    workers = [TableWorker(service, expected_servers=servers) for _ in range(count)]
     for worker in workers:
         create_tables(worker, settings)
     return service, workers
@@ -104,7 +104,7 @@ def test_all_gradients_have_arrived_when_training_ends() -> None:
     tables = list(worker.statistics().values())
     assert [each[ROWS_TABLE].pushes for each in tables] == [steps, steps]
     assert sum(each[DENSE_TABLE].pushes for each in tables if DENSE_TABLE in each) == steps
-    assert all(method in {"create_table", "pull", "pull_dense", "push", "push_dense", "statistics"}
+    assert all(method in {"create_table", "pull", "pull_dense", "apply", "statistics"}
                for _, method, _, _ in service.calls)  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_a_server_that_lost_its_tables_ends_the_training_with_its_error() -> Non
     training = train(worker, FLIGHTS, SETTINGS)
     next(training)
     lost = service.servers["kv"][0]
-    assert isinstance(lost, KVShard)
+    assert isinstance(lost, TableShard)
     lost.__init__()  # type: ignore[misc]  # as one that was started again would be
     with pytest.raises(RemoteError, match=r"no .* table"):
         list(training)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import Adam, Admission, Cast, DenseTable, Eviction, Int8, KVServer, KVWorker, TopK, WarmUp
+from prpc_engine.kv import Adam, Admission, Cast, DenseTable, Eviction, Int8, TableServer, TableWorker, TopK, WarmUp
 from prpc_engine.kv.compression import Feedback
 from prpc_engine.kv.initializer import Constant
 
@@ -15,17 +15,17 @@ GRADS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
 
 
 @pytest.fixture
-def worker() -> Iterator[KVWorker]:
+def worker() -> Iterator[TableWorker]:
     with (
         Master() as master,
         RpcService(master=master.address, shards=2) as servers,
         RpcService(master=master.address) as service,
     ):
-        KVServer(servers)
-        yield KVWorker(service, expected_servers=2)
+        TableServer(servers)
+        yield TableWorker(service, expected_servers=2)
 
 
-def test_sparse_tables_of_any_dtype_and_compression(worker: KVWorker) -> None:
+def test_sparse_tables_of_any_dtype_and_compression(worker: TableWorker) -> None:
     bounds = {"admission": Admission(2), "eviction": Eviction(rows_max=600, ttl_s=60.0)}
     for dtype, made in itertools.product(["float32", "float16", "bfloat16"], [None, Cast(), Cast("float16"), Int8()]):
         table = f"{dtype} {made}"
@@ -36,7 +36,7 @@ def test_sparse_tables_of_any_dtype_and_compression(worker: KVWorker) -> None:
         assert sum(each[table].keys_refused for each in worker.statistics().values()) == 1000, table
 
 
-def test_dense_tables_of_any_compression(worker: KVWorker) -> None:
+def test_dense_tables_of_any_compression(worker: TableWorker) -> None:
     """Against slices of the same tensor here, fed with what the worker must have sent."""
     optimizer = Adam(WarmUp(2, then=0.1))
     for made in (None, Cast(), Int8(), TopK(0.5)):

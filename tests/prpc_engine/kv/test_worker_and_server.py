@@ -11,12 +11,12 @@ from prpc_engine.kv import (
     Compressor,
     Cosine,
     Int8,
-    KVServer,
-    KVShard,
-    KVWorker,
     Momentum,
     Sgd,
     SparseTable,
+    TableServer,
+    TableShard,
+    TableWorker,
     TopK,
     Uniform,
 )
@@ -25,11 +25,11 @@ from prpc_engine.kv.local import LocalService
 SGD = {"name": "sgd", "learning_rate": 1.0}
 
 
-def make(servers: int = 3) -> tuple[LocalService, KVWorker]:
+def make(servers: int = 3) -> tuple[LocalService, TableWorker]:
     service = LocalService()
     for _ in range(servers):
-        KVServer(service)
-    return service, KVWorker(service, expected_servers=servers)
+        TableServer(service)
+    return service, TableWorker(service, expected_servers=servers)
 
 
 def floats(*values: object) -> np.ndarray:
@@ -61,8 +61,8 @@ def test_a_key_that_is_asked_for_twice_travels_once() -> None:
     keys = np.array([5, 9, 5, 5, 1])
     worker.push("clicks", keys, floats([1], [2], [3], [4], [5]))
     assert worker.pull("clicks", keys)[:, 0].tolist() == [-8, -2, -8, -8, -5]
-    for verb in ("push", "pull"):
-        sent = np.concatenate([args[1] for _, method, args, _ in service.calls if method == verb])
+    for verb, place in (("apply", 4), ("pull", 1)):
+        sent = np.concatenate([args[place] for _, method, args, _ in service.calls if method == verb])
         assert sorted(sent) == [1, 5, 9]
 
 
@@ -109,7 +109,9 @@ def test_what_a_table_is_told_reaches_its_servers() -> None:
     service, worker = make(2)
     bounds = {"admission": {"min_count": 2}, "eviction": {"rows_max": 8, "ttl_s": 3600}}
     worker.create_sparse("clicks", 1, Momentum(Cosine(1.0, steps=10)), dtype="bfloat16", **bounds)  # type: ignore[arg-type]
-    KVWorker(service, expected_servers=2).create_sparse("clicks", 1, Momentum(Cosine(1.0, steps=10)), dtype="bfloat16", **bounds)  # type: ignore[arg-type]
+    TableWorker(service, expected_servers=2).create_sparse(
+        "clicks", 1, Momentum(Cosine(1.0, steps=10)), dtype="bfloat16", **bounds
+    )  # type: ignore[arg-type]
     keys = np.arange(40)
     for _ in range(2):
         worker.push("clicks", keys, np.ones((40, 1), np.float32))
@@ -127,7 +129,7 @@ def test_gradients_of_sparse_tables_may_travel_compressed(made: Compressor) -> N
     grads = np.random.default_rng(3).normal(size=(90, 4)).astype(np.float32)
     worker.push("clicks", np.arange(90), grads)
     np.testing.assert_allclose(worker.pull("clicks", np.arange(90)), -grads, atol=0.02)
-    sent = [sum(array.nbytes for array in args[2:]) for _, method, args, _ in service.calls if method == "push"]
+    sent = [sum(array.nbytes for array in args[5:]) for _, method, args, _ in service.calls if method == "apply"]
     assert sum(sent) <= grads.nbytes / 2
     assert worker.push_pull("clicks", np.array([7, 7]), grads[:2]).shape == (2, 4)
 
@@ -141,7 +143,7 @@ def test_what_compression_loses_of_a_dense_gradient_comes_with_the_next_ones(mad
     for _ in range(8):
         worker.push("w", np.zeros((64, 4), np.float32))
     np.testing.assert_allclose(worker.pull("w"), -grads, atol=1e-4)
-    sent = [sum(array.nbytes for array in args[1:]) for _, method, args, _ in service.calls if method == "push_dense"]
+    sent = [sum(array.nbytes for array in args[4:]) for _, method, args, _ in service.calls if method == "apply"]
     assert sum(sent[:2]) <= grads.nbytes / 2
 
 
@@ -178,7 +180,7 @@ def test_creating_a_table_again_finds_it_with_its_values() -> None:
     service, worker = make()
     worker.create_sparse("clicks", 1, SGD)
     worker.push("clicks", np.array([1]), floats([1]))
-    other = KVWorker(service, expected_servers=3)
+    other = TableWorker(service, expected_servers=3)
     other.create_sparse("clicks", 1, Sgd(1.0))
     assert other.pull("clicks", np.array([1])).tolist() == [[-1]]
 
@@ -186,7 +188,7 @@ def test_creating_a_table_again_finds_it_with_its_values() -> None:
 def test_another_spec_under_the_same_name_is_refused_and_both_are_shown() -> None:
     service, worker = make()
     worker.create_sparse("clicks", 8, SGD)
-    other = KVWorker(service, expected_servers=3)
+    other = TableWorker(service, expected_servers=3)
     attempts: list[Callable[[], None]] = [
         lambda: other.create_sparse("clicks", 9, SGD),
         lambda: other.create_sparse("clicks", 8, Sgd(0.5)),
@@ -203,8 +205,8 @@ def test_another_spec_under_the_same_name_is_refused_and_both_are_shown() -> Non
 def test_a_worker_that_counts_the_servers_differently_is_found_out() -> None:
     service, worker = make(2)
     worker.create_sparse("clicks", 1, SGD)
-    KVServer(service)
-    late = KVWorker(service, expected_servers=3)
+    TableServer(service)
+    late = TableWorker(service, expected_servers=3)
     with pytest.raises(ConfigError, match=r"'partitions': 3.*'partitions': 2"):
         late.create_sparse("clicks", 1, SGD)
 
@@ -212,9 +214,9 @@ def test_a_worker_that_counts_the_servers_differently_is_found_out() -> None:
 def test_more_servers_than_expected_are_refused_since_workers_would_disagree() -> None:
     service, _ = make(3)
     with pytest.raises(ConfigError, match=r"3 servers .* expected_servers is 2"):
-        KVWorker(service, expected_servers=2)
+        TableWorker(service, expected_servers=2)
     with pytest.raises(NoServer):
-        KVWorker(service, expected_servers=4)
+        TableWorker(service, expected_servers=4)
 
 
 @pytest.mark.parametrize(
@@ -278,10 +280,10 @@ def test_bad_arguments_are_named_before_anything_is_sent(verb: str, args: tuple[
 
 def test_each_shard_of_a_sharded_service_is_a_server_with_tables_of_its_own() -> None:
     service = LocalService(shards=2)
-    KVServer(service)
-    KVServer(service)
+    TableServer(service)
+    TableServer(service)
     assert len(service.servers["kv"]) == 4
-    worker = KVWorker(service, expected_servers=4)
+    worker = TableWorker(service, expected_servers=4)
     worker.create_sparse("clicks", 1, SGD)
     worker.push("clicks", np.arange(1000), np.ones((1000, 1), np.float32))
     rows = [each["clicks"].rows for each in worker.statistics().values()]
@@ -291,16 +293,16 @@ def test_each_shard_of_a_sharded_service_is_a_server_with_tables_of_its_own() ->
 
 def test_services_of_different_names_share_nothing() -> None:
     service = LocalService()
-    KVServer(service, name="a")
-    KVServer(service, name="b")
+    TableServer(service, name="a")
+    TableServer(service, name="b")
     for name, value in (("a", 1.0), ("b", 2.0)):
-        worker = KVWorker(service, name)
+        worker = TableWorker(service, name)
         worker.create_sparse("t", 1, SGD, {"name": "constant", "value": value})
         assert worker.pull("t", np.array([1])).tolist() == [[value]]
 
 
 def test_a_server_tells_a_stranger_which_tables_there_are() -> None:
-    shard = KVShard()
+    shard = TableShard()
     with pytest.raises(BadArguments, match="no sparse table 'x' here; there are: none"):
         shard.pull("x", np.array([1]))
     with pytest.raises(BadArguments, match="no dense table 'x' here"):
@@ -310,12 +312,12 @@ def test_a_server_tells_a_stranger_which_tables_there_are() -> None:
 @pytest.mark.parametrize("spec", [{}, {"name": "sparse"}, {"name": "sparse", "table": 3}, "sparse", None])
 def test_a_server_refuses_a_spec_that_is_none(spec: object) -> None:
     with pytest.raises(ConfigError):
-        KVShard().create_table(spec)  # type: ignore[arg-type]
+        TableShard().create_table(spec)  # type: ignore[arg-type]
 
 
 def test_what_a_server_raises_reaches_the_caller() -> None:
     service, worker = make(1)
     worker.create_sparse("clicks", 1, SGD)
-    service.servers["kv"][0] = KVShard()  # restarted, empty
+    service.servers["kv"][0] = TableShard()  # restarted, empty
     with pytest.raises(RemoteError, match="no sparse table 'clicks'"):
-        KVWorker(service)._client.submit_to(11, "pull", "clicks", np.array([1])).result()
+        TableWorker(service)._client.submit_to(11, "pull", "clicks", np.array([1])).result()

@@ -1,0 +1,145 @@
+"""Tables that outlive their servers: a service of servers that come and go, whose partitions move, with copies.
+
+    server:  ElasticServer(service, partitions=8, replicas=1, servers=3)       in each of three processes, or more
+    worker:  TableWorker(service, elastic=True, ack="replicated")
+
+The walk of a push: worker -> lane -> host -> hosted -> TableShard, ledger -> stream -> host of a replica -> hosted. Who holds
+what is one value in the master's tree (placement.py), and the keeper of each server sees to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from prpc_engine.errors import ConfigError, DeadlineExceeded
+from prpc_engine.kv import placement as places
+from prpc_engine.kv.host import TableHost
+from prpc_engine.kv.keeper import Calls, Keeper
+from prpc_engine.kv.partition import PARTITIONS_MAX
+from prpc_engine.kv.placement import Placement
+from prpc_engine.kv.server import TableShard
+from prpc_engine.kv.spec import checked_count
+from prpc_engine.kv.stream import FORWARD_TIMEOUT_S
+from prpc_engine.kv.tree import PlacementNode, Tree
+from prpc_engine.service import SERVERS_PATH
+from shard import Future
+
+REPLICAS_MAX = 8
+DRAIN_TIMEOUT_S = 600.0  # for hundreds of GB to move
+
+
+class ElasticClient(Calls, Protocol):
+    """What is used of the client of our own service."""
+
+    def submit_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Future: ...
+
+    def close(self) -> None: ...
+
+
+class ElasticService(Protocol):
+    """What is used of prpc_engine.RpcService."""
+
+    shards: int
+
+    @property
+    def lease_s(self) -> float: ...
+
+    @property
+    def master_client(self) -> Tree: ...
+
+    def in_reactor(self, function: Callable[[Future], object]) -> Future: ...
+
+    def create_server(self, name: str, served: object, server_id: int = -1) -> Any: ...
+
+    def create_client(self, name: str, expected_servers: int = 1, timeout_s: float = 10.0) -> Any: ...
+
+
+class ElasticServer:
+    """Holds its share of the partitions of `name`. A context manager; close() it before the service.
+
+    partitions  how many pieces each table is cut into: several for each server that there may be. Only the first server's counts
+    replicas    copies of each beside the primary's: so many servers may die at once, and nothing replicated is lost
+    servers     the first placement waits for so many, so that nothing moves while they start
+    checkpoint  a folder that all servers see: what is held by nobody any more comes from its newest whole checkpoint
+    checkpoint_root  workers may save to folders below it only; None: wherever this process may write
+
+    The service has no shards: start more processes. One that dies is noticed as the service's lease says, on the master's host at
+    once; start another one in its place, and it takes its share. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        service: ElasticService,
+        name: str = "kv",
+        *,
+        partitions: int = 8,
+        replicas: int = 0,
+        servers: int = 1,
+        checkpoint: str | None = None,
+        checkpoint_root: str | None = None,
+    ) -> None:
+        checked_count(f"elastic tables {name!r}: partitions", partitions, at_least=1, at_most=PARTITIONS_MAX)
+        checked_count(f"elastic tables {name!r}: replicas", replicas, at_least=0, at_most=REPLICAS_MAX)
+        checked_count(f"elastic tables {name!r}: servers", servers, at_least=1, at_most=PARTITIONS_MAX)
+        if service.shards:
+            raise ConfigError(
+                f"elastic tables {name!r}: the service has {service.shards} shards, none is allowed: start processes"
+            )
+        self.name = name
+
+        def first(alive: list[int]) -> Placement | None:
+            return places.first(partitions, replicas, alive) if len(alive) >= servers else None
+
+        node = PlacementNode(service.master_client, name, SERVERS_PATH)
+        self._host = TableHost(lambda: TableShard(checkpoint_root), self._look)
+        server_id = service.master_client.generate_id(f"tables {name}") + 1
+        self.server = service.create_server(name, self._host.methods(), server_id=server_id)
+        self._tree = service.master_client
+        self._client = client = service.create_client(name)
+        self._keeper = Keeper(node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint)
+        self._host.server_id = server_id
+        self._host.send = lambda to, method, *args: client.submit_to(to, method, *args, timeout_s=FORWARD_TIMEOUT_S)
+        self._watches = [self._tree.tree_watch(path, self._keeper.look) for path in (node.path, node.servers_path)]
+        self._keeper.start()
+
+    @property
+    def server_id(self) -> int:
+        """Never given to another server of this name, as long as the master remembers."""
+        return self._host.server_id
+
+    def _look(self) -> None:
+        self._keeper.look()
+
+    def held(self) -> list[int]:
+        """The partitions that this server has here, primary or copy."""
+        return sorted(self._host.hosted)
+
+    def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Let the others take over all that is held here; this server can be closed then. Raises DeadlineExceeded.
+
+        The only server there is keeps what it has.
+        """
+        self._keeper.drain()
+        me = self.server_id
+        if not self._keeper.wait_until(lambda placement: me in placement.draining and not placement.held_by(me), timeout_s):
+            placement = self._keeper.placement
+            left = placement.held_by(me) if placement is not None else []
+            raise DeadlineExceeded(
+                f"server {me} of {self.name!r} still holds partitions {left} after {timeout_s} s; are there other servers? "
+                "Wait again, or allow a larger timeout_s"
+            )
+
+    def close(self) -> None:
+        """Serve no more. What is not held by another server comes from a checkpoint then: drain() first. Again: does nothing."""
+        for watch in self._watches:
+            self._tree.cancel_watch(watch)
+        self._keeper.close()
+        self.server.close()
+        self._client.close()
+
+    def __enter__(self) -> ElasticServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

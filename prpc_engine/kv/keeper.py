@@ -1,0 +1,316 @@
+"""What keeps an elastic server's partitions where the placement wants them. Two threads of each server; the reactor waits for
+neither.
+
+    keeper   each look: reads the placement and who lives, changes what plan() says (one of all servers wins), tells the host, and
+             sees to its own partitions' streams and heirs. It looks when the master or the host says that something has happened,
+             and LOOKS_PER_LEASE times a lease, which renews the time that the host may serve for
+    filler   loads and copies partitions to this server, one after the other
+
+    a partition here that         is
+    has to be loaded              loaded by the filler from the newest whole checkpoint, or made empty; then said to be loaded
+    is joining here               copied by the filler from its primary, again until it has worked
+    has a stream that caught up   said to have a replica more
+    has a stream that broke       said to have a replica less, which is filled anew
+    has an heir that is a         handed over within HAND_OVER_LEASES of a lease, or kept and tried again
+    replica
+    is ours without its state     said to be lost: somebody loads it
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from prpc_engine.errors import Closed, RpcError
+from prpc_engine.kv import placement as places
+from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.copying import Incoming
+from prpc_engine.kv.host import TableHost
+from prpc_engine.kv.hosted import Hosted
+from prpc_engine.kv.layout import restored
+from prpc_engine.kv.local import run_to_end
+from prpc_engine.kv.placement import NOBODY, Placed, Placement
+from prpc_engine.kv.server import TableShard
+from prpc_engine.kv.table_spec import from_dict
+from prpc_engine.kv.tree import PlacementNode
+from shard import Future, ShardError
+
+LOOKS_PER_LEASE = 5
+CHANGE_ATTEMPTS_MAX = 16  # others change the placement at the same time; the next look goes on
+COPY_TIMEOUT_S = 30.0  # of one piece, from a primary that may be busy
+HAND_OVER_LEASES = 0.1  # pushes wait so long for a replica to answer what is on its way: some ms, unless it is in trouble
+RETRY_S = 0.05  # after a copy that failed, mostly because the placement has changed meanwhile
+REACTOR_TIMEOUT_S = 30.0  # for a turn of our own reactor
+LOAD_ID = "0" * 16
+logger = logging.getLogger("prpc")
+
+
+class Calls(Protocol):
+    """What is used of the client of our own service."""
+
+    def call_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Any: ...
+
+
+class Keeper:
+    """See the file's head. Owned by one ElasticServer.
+
+    first: the placement to begin with, of the servers that live, when there is none; None: it is too early. folder: of
+    checkpoints.
+    """
+
+    def __init__(
+        self,
+        node: PlacementNode,
+        host: TableHost,
+        client: Calls,
+        in_reactor: Callable[[Callable[[Future], object]], Future],
+        lease_s: float,
+        first: Callable[[list[int]], Placement | None],
+        folder: str | None,
+    ) -> None:
+        self._node, self._host, self._client, self._in_reactor = node, host, client, in_reactor
+        self._lease_s, self._first, self._folder = lease_s, first, folder
+        self._wake = threading.Event()
+        self._closed = False
+        self._jobs: queue.SimpleQueue[tuple[int, Placed] | None] = queue.SimpleQueue()
+        self._filling: set[tuple[int, int]] = set()  # (partition, epoch) of jobs that are not done
+        self._seen = threading.Condition()
+        self.placement: Placement | None = None  # as last read
+        self.hand_overs = 0
+        names = {"kv-keeper": self._run, "kv-filler": self._fill_all}
+        self._threads = [threading.Thread(target=run, name=f"prpc-{name}", daemon=True) for name, run in names.items()]
+
+    def start(self) -> None:
+        """The host has its id and its client."""
+        for thread in self._threads:
+            thread.start()
+
+    def look(self, *_: Any) -> None:
+        """Something has happened. From any thread."""
+        self._wake.set()
+
+    def wait_until(self, holds: Callable[[Placement], bool], timeout_s: float) -> bool:
+        """Whether the placement comes to be so in time."""
+        with self._seen:
+            return self._seen.wait_for(lambda: self.placement is not None and holds(self.placement), timeout_s)
+
+    def drain(self) -> None:
+        """Ask all servers to take over what this one has. Raises what the master client does."""
+        me = self._host.server_id
+
+        def leave(placement: Placement) -> Placement:
+            return Placement(placement.partitions, placement.replicas, (*placement.draining, me))
+
+        self._change(lambda placement: leave(placement) if me not in placement.draining else placement)
+        self.look()
+
+    def close(self) -> None:
+        """Both threads end after what they do now; nobody is told."""
+        self._closed = True
+        self._wake.set()
+        self._jobs.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(REACTOR_TIMEOUT_S)
+
+    # -- the keeper ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._look()
+            except Closed:
+                return
+            except (RpcError, ShardError, TimeoutError) as error:
+                logger.info("server %d cannot see to its partitions now: %s", self._host.server_id, str(error))
+            except Exception:
+                logger.exception("server %d goes on after an error it did not expect", self._host.server_id)
+            self._wake.wait(self._lease_s / LOOKS_PER_LEASE)
+            self._wake.clear()
+
+    def _look(self) -> None:
+        asked = time.monotonic()
+        changed = self._change(lambda placement: places.plan(placement, self._node.servers()))
+        if changed is None:
+            alive = list(self._node.servers())
+            begin = self._first(alive)
+            if begin is not None:
+                self._node.try_create(begin)
+                self.look()
+            return
+        self._tell_host(*changed, asked)
+        for index, placed in enumerate(changed[0].partitions):
+            self._see_to(index, placed)
+        for index, hosted in list(self._host.hosted.items()):
+            if hosted.is_primary and hosted.placed.heir in hosted.placed.replicas:
+                self._hand_over(index, hosted.placed, hosted)
+            elif hosted.is_handing_over:  # its heir died
+                self._now(hosted.keep)
+
+    def _change(self, decide: Callable[[Placement], Placement]) -> tuple[Placement, int] | None:
+        """Set what decide() makes of the placement, which it may return as it is; as it is then, and its version. None: there is
+        none."""
+        for _ in range(CHANGE_ATTEMPTS_MAX):
+            found = self._node.read()
+            if found is None:
+                return None
+            now, version = found
+            wanted = decide(now)
+            if wanted is now:
+                return now, version
+            changed = self._node.try_change(wanted, version)
+            if changed is not None:
+                return wanted, changed
+        raise RpcError(
+            f"the placement at {self._node.path} was changed by others {CHANGE_ATTEMPTS_MAX} times; the next look goes on"
+        )
+
+    def _change_one(self, index: int, before: Placed, after: Callable[[Placed], Placed]) -> None:
+        """Change one partition, if its epoch and its heir are still what they were; and tell the host."""
+        asked = time.monotonic()
+
+        def decide(placement: Placement) -> Placement:
+            now = placement.partitions[index]
+            if now.epoch != before.epoch or now.heir != before.heir or now.primary != before.primary:
+                return placement
+            return placement.replace(index, after(now))
+
+        changed = self._change(decide)
+        if changed is not None:
+            self._tell_host(*changed, asked)
+
+    def _tell_host(self, placement: Placement, version: int, asked: float) -> None:
+        self._now(lambda: self._host.learn(placement, version, asked + self._lease_s))
+        with self._seen:
+            self.placement = placement
+            self._seen.notify_all()
+
+    def _now(self, function: Callable[[], Any]) -> Any:
+        """function() in the reactor's thread."""
+        return self._in_reactor(lambda done: done.set_result(function())).result(REACTOR_TIMEOUT_S)
+
+    def _see_to(self, index: int, placed: Placed) -> None:
+        me, hosted = self._host.server_id, self._host.hosted.get(index)
+        if placed.primary == me and not placed.loading:
+            if hosted is None:
+                logger.error("server %d is to serve partition %d and has nothing of it: it is lost", me, index)
+                self._change_one(index, placed, _lost)
+            elif hosted.placed == placed:
+                self._see_to_streams(index, placed, hosted)
+        elif (placed.primary == me or me in placed.joining) and (index, placed.epoch) not in self._filling:
+            self._filling.add((index, placed.epoch))
+            self._jobs.put((index, placed))
+
+    def _see_to_streams(self, index: int, placed: Placed, hosted: Hosted) -> None:
+        caught_up, broken = self._now(hosted.look_at_streams)
+        for server in broken:
+            if server in placed.replicas:
+                self._change_one(index, placed, partial(_if_replica, places.demoted, server))
+        for server in caught_up:
+            if server in placed.joining:
+                self._now(partial(hosted.promised.add, server))
+                self._change_one(index, placed, partial(_if_joining, places.joined, server))
+
+    def _hand_over(self, index: int, placed: Placed, hosted: Hosted) -> None:
+        try:
+            handed = self._in_reactor(hosted.hand_over).result(HAND_OVER_LEASES * self._lease_s)
+        except TimeoutError:  # the look ends here, as others may take as long
+            self._now(hosted.keep)
+            raise
+        if handed:
+            # When this raises, pushes go on waiting: whether the heir has taken over is not known before the next look.
+            self._change_one(index, placed, _if_heir)
+            self.hand_overs += 1
+        self._now(hosted.keep)
+
+    # -- the filler ----------------------------------------------------------------------------------------------------
+
+    def _fill_all(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._closed:
+            index, placed = job
+            hosted = self._host.hosted.get(index)
+            try:
+                if hosted is None and placed.loading:
+                    self._load(index, placed)
+                    self.look()
+                elif hosted is None or (not hosted.is_primary and self._does_not_follow(index, placed)):
+                    self._copy(index, placed)
+            except Closed:
+                return
+            except (RpcError, ShardError, TimeoutError) as error:
+                logger.info("partition %d is not filled yet: %s", index, str(error))
+                time.sleep(RETRY_S)
+                self.look()
+            except Exception:
+                logger.exception("partition %d cannot be filled", index)
+                time.sleep(RETRY_S)
+                self.look()
+            self._filling.discard((index, placed.epoch))
+
+    def _load(self, index: int, placed: Placed) -> None:
+        shard, step = self._host.make_shard(), -1
+        if self._folder is not None:
+            step = self._load_newest(shard, index, self._folder)
+        self._now(lambda: self._host.put(index, placed.epoch, shard, 0))
+        self._change_one(index, placed, lambda now: places.loaded(now, step))
+
+    def _load_newest(self, shard: TableShard, index: int, folder: str) -> int:
+        """The step of the newest whole checkpoint, whose share is in the shard then; -1: there is none."""
+        try:
+            name, step, saved = run_to_end(shard.checkpoint_find(folder))
+        except CheckpointError as error:
+            logger.warning("partition %d begins empty: %s", index, str(error))
+            return -1
+        assert self.placement is not None
+        parts = len(self.placement.partitions)
+        specs = {}
+        for table, each in saved.items():
+            spec = restored([from_dict(one) for one in each], parts, None).get(index)
+            if spec is not None:
+                specs[table] = spec.to_dict()
+        run_to_end(shard.checkpoint_load(LOAD_ID, folder, name, specs, index, parts))
+        shard.checkpoint_swap(LOAD_ID)
+        return int(step)
+
+    def _does_not_follow(self, index: int, placed: Placed) -> bool:
+        """It was filled, and is not sent what came after."""
+        asked = index, placed.epoch, self._host.server_id
+        return not self._client.call_to(placed.primary, "copy_follows", *asked, timeout_s=COPY_TIMEOUT_S)
+
+    def _copy(self, index: int, placed: Placed) -> None:
+        me = self._host.server_id
+        ask = partial(self._client.call_to, placed.primary, timeout_s=COPY_TIMEOUT_S)
+        description = ask("copy_begin", index, placed.epoch, me)
+        incoming = Incoming(self._host.make_shard(), description)
+        while not self._closed:
+            piece = ask("copy_read", index, placed.epoch, me)
+            if piece is None:
+                break
+            incoming.put(*piece)
+        shard = incoming.finish()
+        self._now(lambda: self._host.put(index, placed.epoch, shard, description["applied"]))
+        ask("copy_end", index, placed.epoch, me)
+
+
+def _lost(placed: Placed) -> Placed:
+    others = {"replicas": (), "joining": (), "heir": NOBODY}
+    return msgspec.structs.replace(placed, epoch=placed.epoch + 1, loading=True, history=placed.history + 1, **others)
+
+
+def _if_replica(change: Callable[[Placed, int], Placed], server: int, placed: Placed) -> Placed:
+    return change(placed, server) if server in placed.replicas else placed
+
+
+def _if_joining(change: Callable[[Placed, int], Placed], server: int, placed: Placed) -> Placed:
+    return change(placed, server) if server in placed.joining else placed
+
+
+def _if_heir(placed: Placed) -> Placed:
+    return places.handed_over(placed) if placed.heir in placed.replicas else placed

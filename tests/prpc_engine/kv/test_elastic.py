@@ -1,0 +1,192 @@
+"""Servers and workers are killed at random while pushes go on: what was acknowledged counts once, and service comes back.
+
+PRPC_TEST_KILLS=200 for a long run; with -s the times to recover are printed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prpc_engine import RpcService
+from prpc_engine.errors import ConfigError, DeadlineExceeded, NoServer
+from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
+from tests.prpc_engine.kv.elastic_processes import (
+    KEYS_A_PUSH,
+    PUSH_TIMEOUT_S,
+    TABLE,
+    check_ledger,
+    elastic_world,
+    keys_of,
+    push_for_ever,
+    serve_elastic,
+    timed,
+)
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.prpc_engine.workloads.farm import Farm, end
+
+KILLS = int(os.environ.get("PRPC_TEST_KILLS") or 6)
+ONES = np.ones((KEYS_A_PUSH, 1), np.float32)
+
+
+@pytest.fixture(scope="module")
+def farm_of_module(_started_once: None) -> Iterator[Farm]:
+    with Farm() as farm:
+        yield farm
+
+
+@pytest.fixture
+def farm(farm_of_module: Farm) -> Iterator[Farm]:
+    yield farm_of_module
+    farm_of_module.end_all()
+
+
+def test_whoever_is_killed_each_acknowledged_push_counts_once(farm: Farm, seed: int) -> None:
+    chance = random.Random(seed)
+    settings = {"partitions": 6, "replicas": 1, "servers": 3}
+    with elastic_world() as (master, watcher):
+        servers = [farm.start_ready(serve_elastic, master.address, settings) for _ in range(3)]
+        watcher.wait_whole(3)
+        mine = TableWorker(watcher.service, elastic=True, ack="replicated")
+        mine.create_sparse(TABLE, 1, {"name": "add"})
+        workers = {1: farm.start_ready(push_for_ever, master.address, 1, "replicated")}
+        recovery_s = []
+        for round_number in range(KILLS):
+            if chance.random() < 0.3:
+                workers[max(workers)].kill()
+                workers[max(workers) + 1] = farm.start_ready(push_for_ever, master.address, max(workers) + 1, "replicated")
+            victim = servers.pop(chance.randrange(3))
+            victim.kill()
+            push = keys_of(0, round_number)
+            recovery_s.append(timed(lambda push=push: mine.push(TABLE, push, ONES, timeout_s=PUSH_TIMEOUT_S)))  # type: ignore[misc]
+            servers.append(farm.start_ready(serve_elastic, master.address, settings))
+            watcher.wait_whole(3)
+        end(workers[max(workers)])
+        check_ledger(mine, 0, KILLS)
+        pushes = {number: worker.life.done - 1 for number, worker in workers.items()}
+        for number, acknowledged in pushes.items():
+            check_ledger(mine, number, acknowledged)
+        assert sum(pushes.values()) > KILLS
+        p50, p99 = np.percentile(recovery_s, [50, 99])
+        print(f"{KILLS} kills, {sum(pushes.values())} pushes, each once; recovery p50 {p50:.3f} s, p99 {p99:.3f} s")
+        for server in servers:
+            end(server)
+
+
+def test_servers_join_and_leave_under_load_and_nothing_is_lost(farm: Farm) -> None:
+    with elastic_world() as (master, watcher):
+        settings = {"partitions": 6}
+        servers = [farm.start_ready(serve_elastic, master.address, settings)]
+        worker = farm.start_ready(push_for_ever, master.address, 1, "applied")
+        watcher.wait_whole(1)
+        before = watcher.placement()
+        servers += [farm.start_ready(serve_elastic, master.address, settings) for _ in range(2)]
+        watcher.wait_whole(3)
+        after = watcher.placement()
+        assert before is not None
+        assert after is not None
+        assert [placed.epoch for placed in after.partitions].count(1) == 2  # a third stays where it was
+        assert max(placed.epoch for placed in after.partitions) <= 3
+        with RpcService(master.address) as service, ElasticServer(service, **settings) as leaving:
+            watcher.wait_whole(4)
+            assert leaving.held()
+            leaving.drain(PATIENCE_S)
+            assert not leaving.held()
+        watcher.wait_whole(3)
+        pushes = worker.life.done
+        wait_until(lambda: worker.life.done > pushes + 5)
+        end(worker)
+        placement = watcher.placement()
+        assert placement is not None
+        assert not any(placed.history for placed in placement.partitions)
+        mine = TableWorker(watcher.service, elastic=True)
+        mine.create_sparse(TABLE, 1, {"name": "add"})
+        check_ledger(mine, 1, worker.life.done - 1)
+        for server in servers:
+            end(server)
+
+
+def test_a_partition_without_a_copy_comes_back_from_the_checkpoint_and_workers_are_told_once(farm: Farm, tmp_path: Path) -> None:
+    settings = {"partitions": 2, "servers": 2, "checkpoint": str(tmp_path)}
+    with elastic_world() as (master, watcher):
+        servers = [farm.start_ready(serve_elastic, master.address, settings) for _ in range(2)]
+        watcher.wait_whole(2)
+        mine, other = (TableWorker(watcher.service, elastic=True) for _ in range(2))
+        for worker in (mine, other):
+            worker.create_sparse(TABLE, 1, {"name": "add"})
+        for push in range(10):
+            mine.push(TABLE, keys_of(0, push), ONES)
+        mine.save(str(tmp_path), step=10)
+        for push in range(10, 13):
+            mine.push(TABLE, keys_of(0, push), ONES)
+        servers.pop().kill()
+        mine.push(TABLE, keys_of(0, 13), ONES, timeout_s=PUSH_TIMEOUT_S)  # applied, whatever happened before
+        with pytest.raises(EpochChanged, match="as of the checkpoint of step 10: up to 3 pushes of this worker") as told:
+            mine.pull(TABLE, keys_of(0, 0))
+        assert (told.value.step, told.value.pushes_lost) == (10, 3)
+        counts = mine.pull(TABLE, np.concatenate([keys_of(0, push) for push in range(15)])).reshape(15, -1)
+        assert (counts[:10] == 1).all()
+        assert set(counts[10:13].ravel().tolist()) == {0.0, 1.0}  # half of the keys were held elsewhere
+        assert (counts[13] == 1).all()
+        assert other.pull(TABLE, keys_of(0, 0)).tolist() == [[1]] * KEYS_A_PUSH
+        with pytest.raises(EpochChanged, match="up to 0 pushes"):
+            other.pull(TABLE, keys_of(0, 0))
+        assert other.pull(TABLE, keys_of(0, 13)).tolist() == [[1]] * KEYS_A_PUSH
+        for server in servers:
+            end(server)
+
+
+def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothing(farm: Farm) -> None:
+    settings = {"partitions": 2, "replicas": 1, "servers": 2}
+    with elastic_world() as (master, watcher):
+        servers = {}
+        for _ in range(2):
+            victim = farm.start_ready(serve_elastic, master.address, settings, 0.5)
+            servers[victim.pid] = victim
+        watcher.wait_whole(2)
+        mine = TableWorker(watcher.service, elastic=True, ack="replicated")
+        mine.create_sparse(TABLE, 1, {"name": "add"})
+        mine.push(TABLE, keys_of(0, 0), ONES)
+        stopped = next(iter(servers.values()))
+        before = watcher.placement()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        pushes = [mine.submit_push(TABLE, keys_of(0, push), ONES, timeout_s=PUSH_TIMEOUT_S) for push in range(1, 9)]
+        wait_until(lambda: watcher.is_whole(1), "the other one has everything")
+        after = watcher.placement()
+        os.kill(stopped.pid, signal.SIGCONT)
+        for push in pushes:
+            push.result(PUSH_TIMEOUT_S)
+        assert before is not None
+        assert after is not None
+        assert sorted(new.epoch - old.epoch for old, new in zip(before.partitions, after.partitions, strict=True)) == [0, 1]
+        watcher.wait_whole(2)  # it is filled anew
+        check_ledger(mine, 0, 9)
+        for server in servers.values():
+            end(server)
+
+
+def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
+    with elastic_world() as (master, watcher):
+        with pytest.raises(NoServer):
+            TableWorker(watcher.service, elastic=True, timeout_s=0.2)
+        with pytest.raises(ConfigError, match="ack='replicated'; allowed: applied, and of elastic tables replicated"):
+            TableWorker(watcher.service, ack="replicated")
+        with pytest.raises(ConfigError, match="replicas is 9"):
+            ElasticServer(watcher.service, replicas=9)
+        with RpcService(master.address, shards=1) as sharded, pytest.raises(ConfigError, match="1 shards, none is allowed"):
+            ElasticServer(sharded)
+        with ElasticServer(watcher.service, partitions=2, replicas=1) as alone:
+            worker = TableWorker(watcher.service, elastic=True, ack="replicated")
+            worker.create_sparse(TABLE, 1, {"name": "add"})
+            with pytest.raises(ConfigError, match="no consistency but the usual one"):
+                worker.create_sparse("paced", 1, {"name": "add"}, consistency={"name": "sync", "workers": 2})
+            with pytest.raises(DeadlineExceeded):  # there is nobody to replicate it
+                worker.push(TABLE, keys_of(0, 0), ONES, timeout_s=0.3)
+            with pytest.raises(DeadlineExceeded, match=r"still holds partitions \[0, 1\] after 0.2 s"):
+                alone.drain(0.2)

@@ -1,0 +1,221 @@
+"""Connections are cut under live servers: each push is applied once, and nobody above notices."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.errors import Backpressure, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
+from prpc_engine.kv import TableServer, TableShard, TableWorker
+from prpc_engine.kv.lane import Address, Lane
+from prpc_engine.kv.ledger import WINDOW
+from prpc_engine.kv.local import LocalService
+from shard import Future
+from tests.faults.zygote import Life
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.prpc_engine.workloads.farm import Farm, end
+from tests.prpc_engine.workloads.servers import cut_socket
+
+PUSHES = 150
+KEYS_A_PUSH = 8
+ADD = {"name": "add"}
+
+
+def serve_tables(life: Life, master: str, transport: str) -> None:
+    """One server until SIGTERM."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    with RpcService(master, transports=[transport]) as service:
+        TableServer(service)
+        life.done = 1
+        signal.sigwait({signal.SIGTERM})
+
+
+@pytest.fixture(scope="module")
+def farm_of_module(_started_once: None) -> Iterator[Farm]:
+    with Farm() as farm:
+        yield farm
+
+
+@pytest.fixture
+def farm(farm_of_module: Farm) -> Iterator[Farm]:
+    yield farm_of_module
+    farm_of_module.end_all()
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    with Master() as master:
+        yield master
+
+
+def cut_all(service: RpcService) -> None:
+    """Cut the connections over which calls are out, in the reactor's thread, where none of them is closed meanwhile."""
+
+    def cut() -> None:
+        for peer in service._node.peers():
+            if not peer.lost and peer.connection.transport in ("shm", "tcp") and peer.calls.in_flight:
+                cut_socket(peer)
+
+    service._node.reactor.call_soon(cut)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master: Master, transport: str, seed: int) -> None:
+    chance = random.Random(seed)
+    servers = [farm.start_ready(serve_tables, master.address, transport) for _ in range(2)]
+    done = threading.Event()
+    with RpcService(master.address, transports=[transport]) as service:
+        worker = TableWorker(service, expected_servers=2)
+        worker.create_sparse("counts", 1, ADD)
+        worker.create_dense("sum", (3, 2), ADD, split_bytes_min=0)
+
+        def cut_at_random() -> None:
+            while not done.wait(chance.uniform(0.005, 0.05)):
+                cut_all(service)
+
+        cutter = threading.Thread(target=cut_at_random)
+        cutter.start()
+        try:
+            grads, ones = np.ones((KEYS_A_PUSH, 1), np.float32), np.ones((3, 2), np.float32)
+            for number in range(PUSHES):
+                keys = np.arange(number * KEYS_A_PUSH, (number + 1) * KEYS_A_PUSH)
+                pushes = [worker.submit_push("counts", keys, grads), worker.submit_push("sum", ones)]
+                assert worker.push_pull("counts", keys[:1] + 10**9, grads[:1]).tolist() == [[1]]
+                for push in pushes:
+                    push.result()
+                assert worker.pull("counts", keys).tolist() == [[1]] * KEYS_A_PUSH
+        finally:
+            done.set()
+            cutter.join()
+        assert worker.pull("counts", np.arange(PUSHES * KEYS_A_PUSH)).min() == 1
+        assert worker.pull("counts", np.arange(PUSHES * KEYS_A_PUSH)).max() == 1
+        assert worker.pull("sum").tolist() == [[PUSHES] * 2] * 3
+        assert sum(lane.repeats for lane in worker._lanes) > 10
+        assert [lane.unanswered() for lane in worker._lanes] == [0, 0]
+        wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+    for server in servers:
+        end(server)
+
+
+def test_a_push_whose_server_died_says_that_it_may_have_been_applied(farm: Farm, master: Master) -> None:
+    server = farm.start_ready(serve_tables, master.address, "tcp")
+    with RpcService(master.address, transports=["tcp"]) as service:
+        worker = TableWorker(service)
+        worker.create_sparse("counts", 1, ADD)
+        os.kill(server.pid, signal.SIGSTOP)  # it takes no more from its sockets
+        push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32))
+        pull = worker.submit_pull("counts", np.array([1]))
+        assert not push.done()
+        server.kill()
+        with pytest.raises(MaybeExecuted, match=r"push 1 to partition 0 of 'kv'.* may have been applied, once"):
+            push.result(PATIENCE_S)
+        with pytest.raises(NotSent):
+            pull.result(PATIENCE_S)
+        wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+    assert server.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+def test_a_server_applies_a_push_that_comes_twice_once_also_while_a_gate_holds_it() -> None:
+    service = LocalService()
+    TableServer(service)
+    worker = TableWorker(service)
+    worker.create_sparse("counts", 1, ADD)
+    shard = service.servers["kv"][0]
+    assert isinstance(shard, TableShard)
+    keys, ones = np.array([5, 6]), np.ones((2, 1), np.float32)
+    shard.apply(1, 1, "push", "counts", keys, ones)
+    shard.checkpoint_enter("0" * 16, "/nowhere")
+    first, second = (shard.apply(1, 2, "push_pull", "counts", keys, ones) for _ in range(2))
+    other = shard.apply(2, 2, "push", "counts", keys, ones)
+    assert not any(each.done() for each in (first, second, other))
+    assert shard.ledger.highest(1) == 1
+    shard.checkpoint_release("0" * 16)
+    assert first.result().tolist() == second.result().tolist() == [[2], [2]]
+    assert other.result() is None
+    assert shard.apply(1, 2, "push_pull", "counts", keys, ones).tolist() == [[3], [3]]
+    assert (shard.ledger.highest(1), shard.ledger.highest(2)) == (2, 2)
+    shard.apply(1, 2 + WINDOW, "push", "counts", keys, ones)
+    with pytest.raises(RpcError, match="whether it was applied is not remembered"):
+        shard.apply(1, 2, "push", "counts", keys, ones)
+
+
+class Silent:
+    """A client whose calls end when the test says so."""
+
+    server_ids = (0,)
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Future, tuple[object, ...]]] = []
+
+    def submit_to(self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0) -> Future:
+        self.calls.append((Future(), args))
+        return self.calls[-1][0]
+
+
+def make_lane() -> tuple[Silent, Lane]:
+    client = Silent()
+    return client, Lane(client, "kv", 0, Address(0), 7, lambda lane: None)
+
+
+def test_pushes_without_an_answer_are_bounded() -> None:
+    client, lane = make_lane()
+    for _ in range(WINDOW):
+        lane.push("push", 30.0, "t", np.zeros(1))
+    with pytest.raises(Backpressure, match=f"{WINDOW} pushes of {WINDOW * 8} bytes to partition 0 of 'kv'"):
+        lane.push("push", 30.0, "t", np.zeros(1))
+    for call, _ in client.calls[1:]:
+        call.set_result(None)
+    with pytest.raises(Backpressure):  # the oldest holds the window
+        lane.push("push", 30.0, "t", np.zeros(1))
+    client.calls[0][0].set_result(None)
+    lane.push("push", 30.0, "t", np.zeros(1 << 25))
+    with pytest.raises(Backpressure, match="268435456 bytes are allowed"):
+        lane.push("push", 30.0, "t", np.zeros(1))
+
+
+def test_what_is_lost_is_sent_again_in_order_with_its_number_and_what_comes_later_goes_behind_it() -> None:
+    client, lane = make_lane()
+    requests = [lane.push("push", 30.0, "t"), lane.ask("pull", 30.0, "t"), lane.push("push", 30.0, "t")]
+    for call, _ in reversed(client.calls):
+        call.set_error(MaybeExecuted("lost"))
+    assert not any(request.done() for request in requests)
+    requests.append(lane.push("push", 30.0, "t"))
+    assert len(client.calls) == 3
+    assert lane.repeat()
+    assert [args for _, args in client.calls[3:]] == [(7, 1, "push", "t"), ("t",), (7, 2, "push", "t"), (7, 3, "push", "t")]
+    for number, (call, _) in enumerate(client.calls[3:]):
+        call.set_result(number)
+    assert [request.result() for request in requests] == [0, 1, 2, 3]
+    assert lane.unanswered() == 0
+    assert lane.push("push", 30.0, "t").call is client.calls[-1][0]
+
+
+def test_what_its_caller_has_given_up_is_not_sent_again() -> None:
+    client, lane = make_lane()
+    request = lane.push("push", 30.0, "t")
+    client.calls[0][0].set_error(MaybeExecuted("lost"))
+    request.give_up()
+    assert lane.repeat()
+    assert len(client.calls) == 1
+
+
+def test_a_lost_push_ends_at_its_deadline(farm: Farm, master: Master) -> None:
+    server = farm.start_ready(serve_tables, master.address, "tcp")
+    with RpcService(master.address, transports=["tcp"]) as service:
+        worker = TableWorker(service)
+        worker.create_sparse("counts", 1, ADD)
+        os.kill(server.pid, signal.SIGSTOP)
+        push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32), timeout_s=0.5)
+        cut_all(service)
+        with pytest.raises(DeadlineExceeded):
+            push.result(PATIENCE_S)
+        os.kill(server.pid, signal.SIGCONT)
+        wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+    end(server)

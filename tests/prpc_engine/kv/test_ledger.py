@@ -1,0 +1,81 @@
+import random
+
+import numpy as np
+import pytest
+
+from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger
+
+ONE, OTHER = 2**63 + 5, 7
+
+
+def test_a_push_is_new_once() -> None:
+    ledger = Ledger()
+    for sequence in (1, 2, 3):
+        assert ledger.find(ONE, sequence) == NEW
+        ledger.note(ONE, sequence)
+        assert ledger.find(ONE, sequence) == APPLIED
+    assert ledger.find(OTHER, 1) == NEW
+    assert ledger.highest(ONE) == 3
+    assert ledger.highest(OTHER) == 0
+
+
+def test_pushes_may_come_in_any_order_and_with_gaps(seed: int) -> None:
+    chooser = random.Random(seed)
+    ledger = Ledger()
+    applied = chooser.sample(range(1, WINDOW), 500)
+    for sequence in applied:
+        assert ledger.find(ONE, sequence) == NEW
+        ledger.note(ONE, sequence)
+    for sequence in range(1, WINDOW):
+        assert ledger.find(ONE, sequence) == (APPLIED if sequence in applied else NEW)
+
+
+def test_what_fell_out_of_the_window_is_neither_new_nor_applied() -> None:
+    ledger = Ledger()
+    ledger.note(ONE, 1)
+    ledger.note(ONE, 3)
+    ledger.note(ONE, 3 + WINDOW)
+    assert ledger.find(ONE, 3) == FORGOTTEN
+    assert ledger.find(ONE, 2) == FORGOTTEN
+    assert ledger.find(ONE, 4) == NEW
+
+
+def test_the_client_that_was_quiet_for_longest_is_forgotten_first() -> None:
+    ledger = Ledger(clients_max=2)
+    ledger.note(1, 1)
+    ledger.note(2, 1)
+    ledger.note(1, 2)
+    ledger.note(3, 1)
+    assert [ledger.find(client, 1) for client in (1, 2, 3)] == [APPLIED, NEW, APPLIED]
+    assert ledger.clients_forgotten == 1
+    assert len(ledger) == 2
+
+
+def test_a_ledger_comes_back_from_its_arrays(seed: int) -> None:
+    chooser = random.Random(seed)
+    ledger = Ledger()
+    for client in (ONE, OTHER):
+        for sequence in chooser.sample(range(1, 2 * WINDOW), 3000):
+            if ledger.find(client, sequence) == NEW:
+                ledger.note(client, sequence)
+    other = Ledger()
+    other.load(ledger.arrays())
+    for client in (ONE, OTHER, 1):
+        for sequence in range(1, 2 * WINDOW):
+            assert other.find(client, sequence) == ledger.find(client, sequence), (client, sequence)
+    again = other.arrays()
+    for name, array in ledger.arrays().items():
+        np.testing.assert_array_equal(again[name], array)
+
+
+@pytest.mark.parametrize("first_is_further", [True, False])
+def test_ledgers_that_come_together_know_what_either_knew(first_is_further: bool) -> None:
+    near, far = Ledger(), Ledger()
+    for sequence in (1, 2, 5):
+        near.note(ONE, sequence)
+    for sequence in (1, 3, 9):
+        far.note(ONE, sequence)
+    first, second = (far, near) if first_is_further else (near, far)
+    first.load(second.arrays())
+    assert [sequence for sequence in range(1, 12) if first.find(ONE, sequence) == APPLIED] == [1, 2, 3, 5, 9]
+    assert first.highest(ONE) == 9
