@@ -41,6 +41,17 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="shards of each server; 0: it serves by itself (default)",
     )
+    parser.add_argument(
+        "--replicas",
+        type=_count(8, 0),
+        metavar="N",
+        help="copies of the tables at other servers, so that a server may die (default: 0; with --kill-server 1)",
+    )
+    parser.add_argument(
+        "--kill-server",
+        action="store_true",
+        help="kill -9 of a server in the middle, and see how training goes on without a loss",
+    )
     parser.add_argument("--epochs", type=_count(1000), default=5, metavar="N", help="passes over the data (default: 5)")
     parser.add_argument("--polling", action="store_true", help="never sleep: lowest latency, a whole core for each process")
     parser.add_argument("--json", metavar="FILE", help="also write the report there as JSON; - for standard output alone")
@@ -86,11 +97,16 @@ def run(args: argparse.Namespace) -> int:
     from prpc_engine.demo.director import run_demo
     from prpc_engine.demo.settings import Settings
 
+    replicas = int(args.kill_server) if args.replicas is None else args.replicas
+    _check(args, replicas)
     console = Console(stderr=args.json == "-")
     interrupt = _Interrupt()
     try:
         with _Display(console, interrupt) as display:
-            report = run_demo(args.servers, args.workers, args.shards, args.polling, Settings(epochs=args.epochs), display.show)
+            settings = Settings(epochs=args.epochs)
+            report = run_demo(
+                args.servers, args.workers, args.shards, args.polling, settings, display.show, replicas, args.kill_server
+            )
     finally:
         interrupt.restore()
     console.print(_table(report))
@@ -110,6 +126,23 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     return 0 if report.agrees else 1
+
+
+def _check(args: argparse.Namespace, replicas: int) -> None:
+    """Raises ConfigError for what does not go together."""
+    from prpc_engine.errors import ConfigError
+
+    if args.kill_server and not replicas:
+        raise ConfigError("prpc demo --kill-server --replicas 0: without a copy the tables are lost; at least 1 is needed")
+    if replicas and args.shards:
+        raise ConfigError(
+            f"prpc demo --replicas {replicas} --shards {args.shards}: tables with copies take no shards; start more servers"
+        )
+    if replicas >= args.servers:
+        raise ConfigError(
+            f"prpc demo --servers {args.servers} with {replicas} copies of the tables: each copy needs a server of its own; "
+            f"at least {replicas + 1} servers"
+        )
 
 
 class _Display:
@@ -185,4 +218,6 @@ def _table(report: Report) -> Table:
     for name, share in report.spent.items():
         table.add_row(f"workers' time: {name}", f"{share:.0%}", "")
     table.add_row("workers lost", f"{report.workers_lost}", "")
+    for recovery in report.recoveries:
+        table.add_row(f"{recovery.server} lost, all served again", f"{1000 * recovery.recovered_s:,.0f} ms", "")
     return table

@@ -5,7 +5,7 @@
     worker 0..          each trains its share of the batches
 
 A worker that dies is said, and the others go on. A server that dies takes its tables with it: that ends the demo with
-ServerLost.
+ServerLost, unless there are copies of them (recovery.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 from prpc_engine.demo.baseline import BaselineReport, train_baseline, trivial_auc
 from prpc_engine.demo.cluster import Cluster, Role
 from prpc_engine.demo.data import Flights, load_flights
-from prpc_engine.demo.model import Batch, prepare
-from prpc_engine.demo.roles import DIRECTOR, START_TIMEOUT_S, Job, run_server, run_worker
+from prpc_engine.demo.model import prepare
+from prpc_engine.demo.recovery import KILL_AT, Recovery, Servers
+from prpc_engine.demo.roles import DIRECTOR, START_TIMEOUT_S, Job, connect_tables, run_server, run_worker
 from prpc_engine.demo.settings import Settings
 from prpc_engine.demo.training import create_tables, evaluate
 from prpc_engine.errors import RpcError
@@ -70,6 +71,7 @@ class Report:
     auc_trivial: float
     auc_tolerance: float
     workers_lost: int
+    recoveries: list[Recovery]
     examples: int
     train_s: float
     examples_per_s: float
@@ -126,26 +128,37 @@ class _Desk:
         self.failures[worker] = reason
 
 
-def run_demo(servers: int, workers: int, shards: int, polling: bool, settings: Settings, show: Callable[[State], None]) -> Report:
-    """Run it; show(state) is called some twenty times a second. Raises DemoError and the errors of prpc_engine."""
+def run_demo(
+    servers: int,
+    workers: int,
+    shards: int,
+    polling: bool,
+    settings: Settings,
+    show: Callable[[State], None],
+    replicas: int = 0,
+    kill_server: bool = False,
+) -> Report:
+    """Run it; show(state) is called some twenty times a second. Raises DemoError and the errors of prpc_engine.
+
+    replicas: copies of the tables at other servers; kill_server: kill -9 of a server in the middle, which needs one.
+    """
     state = State()
     show(state)
     flights = load_flights()
     state.examples_total = len(flights.train) * settings.epochs
     secret = secrets.token_hex(16)
     with Master("127.0.0.1:0", secret=secret) as master, Cluster() as cluster:
-        job = Job(master.address, servers, shards, workers, polling, secret, settings)
+        job = Job(master.address, servers, shards, workers, polling, secret, settings, replicas)
         state.phase = f"starting {servers} servers and {workers} workers"
         show(state)
         with RpcService(master.address, secret=secret) as service:
             desk = _Desk(state, workers)
             service.create_server(DIRECTOR, {name: getattr(desk, name) for name in ("ready", "progress", "finished", "failed")})
-            server_roles = [cluster.start(f"server {index}", run_server, job, index) for index in range(servers)]
-            worker_roles = [cluster.start(f"worker {index}", run_worker, job, index) for index in range(workers)]
-            direct = _Direction(service, job, flights, state, desk, server_roles, worker_roles, show)
-            auc = direct.run()
+            direction = _Direction(service, job, flights, state, desk, cluster, kill_server, show)
+            auc = direction.run()
     state.phase = "training the baseline in one process"
-    return _report(auc, flights, settings, desk, workers, train_baseline(flights, settings, lambda: show(state)), job)
+    baseline = train_baseline(flights, settings, lambda: show(state))
+    return _report(auc, flights, settings, desk, workers, baseline, job, direction.servers.recoveries)
 
 
 class _Direction:
@@ -158,8 +171,8 @@ class _Direction:
         flights: Flights,
         state: State,
         desk: _Desk,
-        servers: list[Role],
-        workers: list[Role],
+        cluster: Cluster,
+        kill_server: bool,
         show: Callable[[State], None],
     ) -> None:
         self._service = service
@@ -167,26 +180,36 @@ class _Direction:
         self._flights = flights
         self._state = state
         self._desk = desk
-        self._servers = servers
-        self._workers = workers
+        self._kv: TableWorker | None = None
+        self._test = prepare(flights.test, flights.vocabulary)
+        self._is_to_kill = kill_server
         self._lost: set[int] = set()
+
+        def start(index: int) -> Role:
+            return cluster.start(f"server {index}", run_server, job, index)
+
+        self.servers = Servers(job.servers, job.replicas, start, self._evaluate)
+        self._workers = [cluster.start(f"worker {index}", run_worker, job, index) for index in range(job.workers)]
         self._show = show
 
     def run(self) -> float:
         """Until every worker finished or was lost; the test AUC then."""
-        kv = self._connect()
-        test = prepare(self._flights.test, self._flights.vocabulary)
+        self._kv = self._connect()
         next_evaluation = time.monotonic() + EVALUATE_EVERY_S
         while len(self._desk.finished_workers) + len(self._lost) < self._job.workers:
             self._service.serve_forever(timeout_s=LOOK_EVERY_S)
             self._look()
             if self._state.phase == "training" and time.monotonic() >= next_evaluation:
-                self._state.auc = self._evaluate(kv, test)
+                self._state.auc = self._evaluate()
                 next_evaluation = time.monotonic() + EVALUATE_EVERY_S
+            if self._is_to_kill and self._state.examples >= KILL_AT * self._state.examples_total:
+                self._is_to_kill = False
+                self.servers.kill_one()
             self._show(self._state)
         if len(self._lost) == self._job.workers:
             raise AllWorkersLost("all workers were lost: " + "; ".join(self._state.notes))
-        self._state.auc = self._evaluate(kv, test)
+        self.servers.join()
+        self._state.auc = self._evaluate()
         self._show(self._state)
         return self._state.auc
 
@@ -197,7 +220,7 @@ class _Direction:
             self._look()
             self._show(self._state)
             try:
-                kv = TableWorker(self._service, expected_servers=self._job.partitions, timeout_s=LOOK_EVERY_S)
+                kv = connect_tables(self._service, self._job, LOOK_EVERY_S)
             except RpcError:
                 if time.monotonic() > deadline:
                     raise
@@ -205,21 +228,26 @@ class _Direction:
             create_tables(kv, self._job.settings)
             return kv
 
-    def _evaluate(self, kv: TableWorker, test: Batch) -> float:
+    def _evaluate(self) -> float:
+        assert self._kv is not None
         try:
-            return evaluate(kv, test).auc
+            return evaluate(self._kv, self._test).auc
         except RpcError:
             self._look()  # a lost server is the better explanation
             raise
 
     def _look(self) -> None:
         """At the processes: raise for a lost server, note a lost worker."""
-        for role in self._servers:
-            if role.process.exitcode is not None:
-                raise ServerLost(
-                    f"{role.death} after {self._state.examples:,} of {self._state.examples_total:,} examples, and its tables "
-                    "with it: run `prpc demo` again (recovery from checkpoints comes with a later version)"
-                )
+        if self._kv is not None:
+            self.servers.replace_dead(self._state.examples, self._state.notes.append)
+        role = self.servers.dead()
+        if role is not None and self._kv is None:
+            raise ServerLost(f"{role.death} before training began: run `prpc demo` again")
+        if role is not None and not self._job.replicas:
+            raise ServerLost(
+                f"{role.death} after {self._state.examples:,} of {self._state.examples_total:,} examples, and its tables "
+                "with it: run `prpc demo` again, with --replicas 1 for copies of the tables at other servers"
+            )
         for index, role in enumerate(self._workers):
             if index in self._lost or index in self._desk.finished_workers:
                 continue
@@ -231,7 +259,14 @@ class _Direction:
 
 
 def _report(
-    auc: float, flights: Flights, settings: Settings, desk: _Desk, workers: int, baseline: BaselineReport, job: Job
+    auc: float,
+    flights: Flights,
+    settings: Settings,
+    desk: _Desk,
+    workers: int,
+    baseline: BaselineReport,
+    job: Job,
+    recoveries: list[Recovery],
 ) -> Report:
     done = list(desk.finished_workers.values())
     seconds = max(summary["seconds"] for summary in done)
@@ -245,6 +280,7 @@ def _report(
         auc_trivial=trivial_auc(flights),
         auc_tolerance=AUC_TOLERANCE,
         workers_lost=workers - len(done),
+        recoveries=recoveries,
         examples=examples,
         train_s=seconds,
         examples_per_s=examples / seconds,
@@ -259,6 +295,7 @@ def _report(
             "servers": job.servers,
             "workers": job.workers,
             "shards": job.shards,
+            "replicas": job.replicas,
             "polling": job.polling,
             "epochs": settings.epochs,
             "batch_examples": settings.batch_examples,

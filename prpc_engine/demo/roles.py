@@ -9,10 +9,11 @@ from typing import Any
 
 from prpc_engine.client import RpcClient
 from prpc_engine.demo.data import load_flights
+from prpc_engine.demo.recovery import PARTITIONS_A_SERVER
 from prpc_engine.demo.settings import DENSE_TABLE, Settings
 from prpc_engine.demo.training import create_tables, train
 from prpc_engine.errors import RpcError
-from prpc_engine.kv import TableServer, TableWorker
+from prpc_engine.kv import ElasticServer, TableServer, TableWorker
 from prpc_engine.service import RpcService
 
 DIRECTOR = "demo.director"  # the service of the demo's own process, which the workers report to
@@ -32,6 +33,7 @@ class Job:
     polling: bool
     secret: str
     settings: Settings
+    replicas: int = 0  # copies of the tables; 0: they live and die with their server
 
     @property
     def partitions(self) -> int:
@@ -44,8 +46,20 @@ def run_server(job: Job, index: int) -> None:
     with RpcService(job.master, shards=job.shards, polling=job.polling, secret=job.secret) as service:
         # No exception: it could land in a destructor and be lost.
         signal.signal(signal.SIGTERM, lambda signum, frame: service.stop_serving())
-        TableServer(service)
-        service.serve_forever()
+        if not job.replicas:
+            TableServer(service)
+            service.serve_forever()
+            return
+        partitions = PARTITIONS_A_SERVER * job.servers
+        with ElasticServer(service, partitions=partitions, replicas=job.replicas, servers=job.servers):
+            service.serve_forever()
+
+
+def connect_tables(service: RpcService, job: Job, timeout_s: float) -> TableWorker:
+    """A worker of the job's tables, once its servers are there."""
+    if job.replicas:
+        return TableWorker(service, elastic=True, ack="replicated", timeout_s=timeout_s)
+    return TableWorker(service, expected_servers=job.partitions, timeout_s=timeout_s)
 
 
 def run_worker(job: Job, index: int) -> None:
@@ -54,7 +68,7 @@ def run_worker(job: Job, index: int) -> None:
     with RpcService(job.master, polling=job.polling, secret=job.secret) as service:
         director = service.create_client(DIRECTOR, timeout_s=START_TIMEOUT_S)
         try:
-            kv = TableWorker(service, expected_servers=job.partitions, timeout_s=START_TIMEOUT_S)
+            kv = connect_tables(service, job, START_TIMEOUT_S)
             create_tables(kv, job.settings)
             director.call("ready", index, timeout_s=START_TIMEOUT_S)  # answered when all workers are
             _train(job, index, service, director, kv, flights)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
@@ -80,6 +81,34 @@ def test_a_whole_run_agrees_with_the_baseline_and_writes_its_report(tmp_path: Pa
     assert report["messages_per_s"] > 0
     assert report["megabytes_per_s"] > 0
     assert "test AUC (agree within 0.005)" in output
+
+
+def test_a_killed_server_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
+    report_file = tmp_path / "report.json"
+    demo = start("--kill-server", "--epochs", "2", "--json", str(report_file))
+    output, _ = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 0, output
+    assert "server 0" in output and "was killed by SIGKILL" in output and "nothing was lost" in output
+    report = json.loads(report_file.read_text())
+    assert report["agrees"] is True
+    assert report["examples"] == 2 * 261_877  # every batch was trained, those under way at the kill too
+    assert [recovery["server"] for recovery in report["recoveries"]] == ["server 0"]
+    assert report["recoveries"][0]["after_examples"] >= 0.4 * report["examples"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--kill-server", "--replicas", "0"), "without a copy the tables are lost"),
+        (("--replicas", "1", "--shards", "2"), "tables with copies take no shards"),
+        (("--servers", "2", "--replicas", "2"), "at least 3 servers"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_a_line(options: tuple[str, ...], says: str) -> None:
+    demo = start(*options)
+    output, _ = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 2
+    assert says in output and "Traceback" not in output
 
 
 def test_a_killed_worker_is_named_and_the_others_go_on() -> None:
