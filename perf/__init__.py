@@ -1,7 +1,8 @@
 """Benchmarks of this engine beside its peers and beside what the machine itself allows.
 
 python -m perf.bench_SUBJECT [--json] [--quick]    ring, shard: the engine; growth: its curves; rpc, start, clients, connections,
-                                                   mixed, tls, failure: calls; tensor, transfer, fuse, kv: what stands on them
+                                                   mixed, tls, failure: calls; tensor, transfer, fuse, kv,
+                                                   recovery: what stands on them
 prpc bench SUBJECT                                 the same
 pytest perf                                        the same code on tiny sizes: it works, not how fast
 

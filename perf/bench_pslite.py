@@ -3,15 +3,16 @@
 Expected, one key a message:
     push awaited, 64 B to 4 KB  a call (5 us over shm) and on both sides together some 5 us: a head packed and read, arrays copied
                                 into it and viewed there, a timestamp kept. 10 us.
-    pushes in flight, 64 B      no waiting, only work: the worker's side, some 7 us a message.
-    64 KiB to 16 MB over shm    push: one copy into shared memory; the handle gets a view. pull: the server's copy and the
-                                worker's into its own array: half of memcpy's rate. push_pull: both.
+    pushes in flight, 64 B      no waiting, only work: the worker's side, some 3.5 us a message, of which up to 32 leave in one
+                                call of some 8 us.
+    64 KiB to 16 MB over shm    40 messages (4 of 16 MB) of one key each, all issued and then all waited for, as the C++ figures
+                                were taken. push: one copy into shared memory; the handle gets a view. pull: the server's copy
+                                and the worker's into its own array: half of memcpy's rate. push_pull: both.
     the same over tcp           what one socket over loopback carries.
     batched keys                100,000 scalars a push, summed by the default handle: its look-up of keys that were pushed
                                 together before, a few ns a key.
-    barrier                     two calls to the scheduler, of which the second one opens it: 30 us where each has a core. On two
-                                cores three processes sleep and are woken in turn, 200 us; if all poll they take the cores from
-                                each other, 400 us.
+    barrier                     the first worker holds it: one call of the other to it, which opens it where the first has come:
+                                15 us, and what they come apart.
 
 The C++ figures are of dmlc/ps-lite, zmq over loopback, built natively on a machine of the same kind (published.py); they are not
 measured here.
@@ -53,15 +54,17 @@ BARRIERS = 3000
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One key with `size_bytes` of values; `window` > 1: so many under way."""
+    """One key with `size_bytes` of values. `window` > 1: so many under way. `messages` > 1: so many issued, then waited for."""
 
     verb: str
     size_bytes: int
     window: int = 1
+    messages: int = 1
 
     def __str__(self) -> str:
         size = f"{self.size_bytes // KIB} KiB" if self.size_bytes >= KIB else f"{self.size_bytes} B"
-        return f"{self.verb}, {size}{f', {self.window} in flight' if self.window > 1 else ''}"
+        in_flight = f", {self.window} in flight" if self.window > 1 else ""
+        return f"{self.verb}, {size}{in_flight}{f', {self.messages} a round' if self.messages > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,10 @@ class Barrier:
 
 
 Case = Verb | Batched | Barrier
-LARGE_BYTES = (64 * KIB, 1_024_000, 16_384_000)
+LARGE_BYTES = {64 * KIB: 40, 1_024_000: 40, 16_384_000: 4}  # messages a round, as in the C++ figures
 SMALL = [Verb("push", size) for size in (64, KIB, 4 * KIB)]
 IN_FLIGHT = Verb("push", 64, window=WINDOW)
-LARGE = [Verb(verb, size) for size in LARGE_BYTES for verb in ("push", "pull", "push_pull")]
+LARGE = [Verb(verb, size, messages=count) for size, count in LARGE_BYTES.items() for verb in ("push", "pull", "push_pull")]
 CASES: list[Case] = [*SMALL, IN_FLIGHT, *LARGE, Batched(), Barrier()]
 CPP = published.name_of(published.PSLITE)
 TARGETS = [
@@ -163,16 +166,15 @@ def measure(place: Place, effort: Effort, case: Case, van: str) -> Sample:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    is_polling = not isinstance(case, Barrier)  # three that never sleep would need three cores
     job = port, workers, van
     with (
         place.serve_aside(serve, "scheduler", *job, False, False) as (scheduler, _),
-        place.serve(serve, "server", *job, is_polling, isinstance(case, Batched)) as (server, _),
+        place.serve(serve, "server", *job, not isinstance(case, Barrier), isinstance(case, Batched)) as (server, _),
     ):
         if isinstance(case, Barrier):
             barriers = BARRIERS if effort.timed_s else effort.ops_min
-            with place.serve(serve, "worker", *job, False, False, barriers) as (other, _):
-                _join("worker", *job, False)
+            with place.serve(serve, "worker", *job, True, False, barriers) as (other, _):
+                _join("worker", *job, True)
                 sample = time_calls(lambda: ps.get_postoffice().barrier(0, ps.WORKER_GROUP), barriers)
                 ps.finalize()
                 other.finish()
@@ -187,30 +189,40 @@ def measure(place: Place, effort: Effort, case: Case, van: str) -> Sample:
 
 
 def _measure_verb(kv: ps.KVWorker, case: Verb, effort: Effort) -> Sample:
-    keys, vals, outs = np.ones(1, np.uint64), np.full(case.size_bytes, 7, np.uint8), np.zeros(case.size_bytes, np.uint8)
-    kv.wait(kv.push(keys, vals))
-    verbs: dict[str, Callable[[], int]] = {
-        "push": lambda: kv.zpush(keys, vals),
-        "pull": lambda: kv.zpull(keys, outs),
-        "push_pull": lambda: kv.zpush_pull(keys, vals, outs),
+    keys = [np.array([number], np.uint64) for number in range(case.messages)]
+    vals = [np.full(case.size_bytes, 7, np.uint8) for _ in keys]
+    outs = [np.zeros(case.size_bytes, np.uint8) for _ in keys]
+    for timestamp in [kv.push(*each) for each in zip(keys, vals, strict=True)]:
+        kv.wait(timestamp)
+    verbs: dict[str, Callable[[int], int]] = {
+        "push": lambda at: kv.zpush(keys[at], vals[at]),
+        "pull": lambda at: kv.zpull(keys[at], outs[at]),
+        "push_pull": lambda at: kv.zpush_pull(keys[at], vals[at], outs[at]),
     }
     verb, wait = verbs[case.verb], kv.wait
+
+    def take_round() -> None:
+        for timestamp in [verb(at) for at in range(case.messages)]:
+            wait(timestamp)
+
     if case.window == 1:
-        sample = _with_gbps(time_each(lambda: wait(verb()), effort), case.size_bytes)
+        operate = take_round if case.messages > 1 else lambda: wait(verb(0))
+        sample = _with_gbps(time_each(operate, effort, case.messages), case.size_bytes)
     else:
 
         def send(count: int) -> None:
             under_way: deque[int] = deque()
             for _ in range(count):
-                under_way.append(verb())
+                under_way.append(verb(0))
                 if len(under_way) >= case.window:
                     wait(under_way.popleft())
             for timestamp in under_way:
                 wait(timestamp)
 
         sample = time_many(send, effort, WINDOW_FIRST, 4 * effort.ops_max)[0]
-    kv.wait(kv.pull(keys, outs))
-    return sample.with_work(bytes_right=int((outs == 7).sum()), bytes_in_all=case.size_bytes)
+    for timestamp in [kv.pull(*each) for each in zip(keys, outs, strict=True)]:
+        kv.wait(timestamp)
+    return sample.with_work(bytes_right=sum(int((out == 7).sum()) for out in outs), bytes_in_all=case.size_bytes * case.messages)
 
 
 def _measure_batched(kv: ps.KVWorker, case: Batched, effort: Effort) -> Sample:
@@ -247,7 +259,7 @@ def _with_gbps(sample: Sample, size_bytes: int) -> Sample:
 
 
 def test_what_was_pushed_is_what_is_pulled() -> None:
-    for case in (Verb("push", 64), Verb("push_pull", 64 * KIB), Verb("push", 64, window=8), Batched(1000)):
+    for case in (Verb("push", 64), Verb("push_pull", 64 * KIB, messages=3), Verb("push", 64, window=8), Batched(1000)):
         for result in run(case, TINY):
             assert result.state == "ok", result.note
             if result.role == "ours":

@@ -15,8 +15,8 @@ from perf.targets import judge
 from perf.timing import FULL, QUICK
 
 SUBJECTS = (
-    *("ring", "shard", "growth", "rpc", "start", "clients", "connections", "mixed", "tls", "failure"),
-    *("tensor", "transfer", "fuse", "kv", "pslite", "checkpoint"),
+    *("ring", "shard", "growth", "rpc", "call", "start", "clients", "connections", "mixed", "tls", "failure", "recovery"),
+    *("tensor", "transfer", "fuse", "kv", "pslite", "checkpoint", "tensorflow"),
 )
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 

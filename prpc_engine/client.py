@@ -229,18 +229,20 @@ class RpcClient:
 
     def _request(self, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool) -> Call:
         """To whichever server; it comes back here by failed() when that fails."""
-        self._count_call()
         route = self._only or self._pick()
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
             if peer is None:
                 self._check_method(method)
+                self._count_call()
                 return self._mender.begin(route, method, args, timeout_s, stable, True)
         try:
             call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, self)
         except (errors.NotSent, errors.Backpressure) as error:
             return self._mender.begin(route, method, args, timeout_s, stable, True, error)
+        finally:
+            self._count_call()  # once the request is on its way: it costs the caller nothing
         if self._ailing:
             call.add_done_callback(self._mender.answered)
         return call

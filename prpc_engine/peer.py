@@ -60,6 +60,7 @@ from shard import (
 
 logger = logging.getLogger("prpc")
 HEADER_BYTES = HEADER.size
+PAYLOAD = slice(HEADER_BYTES, None)  # of a message's body, made once
 _pack, _unpack = HEADER.pack, HEADER.unpack_from
 Blocks = list[NDArray[np.uint8]] | tuple[()]
 
@@ -120,7 +121,7 @@ class Peer:
         self.calls.send_cancel = lambda call_id: self.send_note(CANCEL, call_id, FROM_CALLER)
         self.decoder = archive or Archive()
         self._encode, self._encode_arguments = self.decoder.encode, self.decoder.encode_arguments
-        self._decode_plain = self.decoder.decode_plain
+        self.decode_plain = self.decoder.decode_plain
         self._armed = NEVER  # when expire() is next called
         self.lost = False
         self.when_lost: list[Callable[[Peer], object]] = []  # called with it, in the reactor, once its connection is over
@@ -351,8 +352,8 @@ class Peer:
                 self.calls.dropped_replies += 1
                 return
             try:
-                payload = body[HEADER_BYTES:]
-                call.set_result(self.decoder.decode(payload, blocks) if blocks else self._decode_plain(payload))
+                payload = body[PAYLOAD]
+                call.set_result(self.decoder.decode(payload, blocks) if blocks else self.decode_plain(payload))
             except DECODE_ERRORS as error:
                 call.set_error(errors.RpcError(f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: {error}"))
         elif kind == REQUEST or kind == NOTIFY:
@@ -360,11 +361,11 @@ class Peer:
             if server is None:
                 self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
             else:
-                server.request(self, call_id, key, wait_ms, body[HEADER_BYTES:], blocks)
+                server.request(self, call_id, key, wait_ms, body[PAYLOAD], blocks)
         elif kind == FAILURE:
-            self._on_failure(status, call_id, body[HEADER_BYTES:], blocks)
+            self._on_failure(status, call_id, body[PAYLOAD], blocks)
         else:
-            self._on_rare(kind, side, target, call_id, key, wait_ms, body[HEADER_BYTES:], blocks)
+            self._on_rare(kind, side, target, call_id, key, wait_ms, body[PAYLOAD], blocks)
 
     def _on_rare(
         self, kind: int, side: int, target: int, call_id: int, key: int, wait_ms: int, payload: memoryview, blocks: Blocks

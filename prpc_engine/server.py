@@ -215,7 +215,7 @@ class Server:
                 arguments = peer.decoder.decode(body, blocks)
                 blocks.clear()
             else:
-                arguments = peer.decoder.decode_plain(body)
+                arguments = peer.decode_plain(body)
         except DECODE_ERRORS as error:
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "ArchiveError", str(error))
             return
@@ -225,17 +225,17 @@ class Server:
             value = function(*arguments)
         except (Exception, SystemExit) as error:  # a handler that exits ends its call, not the reactor
             self._function_raised(peer, call_id, key, arguments, error)
-            return
+        else:
+            del arguments  # the caller gets its blocks back before the answer, unless the handler keeps them
+            if type(value) in _LATER:
+                if self._has_room(peer, call_id):
+                    self._answer_later(self._job(peer, call_id, key, timeout_ms, (), 0, False), value)
+                else:
+                    _discard(value)
+            elif call_id and not peer.reply(call_id, value):
+                self.failures += 1
         finally:
-            CONTEXT.value = outer
-        del arguments  # the caller gets its blocks back before the answer, unless the handler keeps them
-        if type(value) in _LATER:
-            if self._has_room(peer, call_id):
-                self._answer_later(self._job(peer, call_id, key, timeout_ms, (), 0, False), value)
-            else:
-                _discard(value)
-        elif call_id and not peer.reply(call_id, value):
-            self.failures += 1
+            CONTEXT.value = outer  # last: once the answer has left, it costs the caller nothing
 
     def open(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
         """Begin a stream."""

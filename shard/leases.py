@@ -142,6 +142,7 @@ class Lendings:
     def __init__(self, slab: Slab, peer: str) -> None:
         """`peer` is what the books call the borrower."""
         self._slab = slab
+        self._add_user, self._release = slab.lend, slab.release  # bound once, for they are called for every array
         self._peer = peer
         self._clock = slab.clock
         self._debug = slab.debug
@@ -156,7 +157,7 @@ class Lendings:
 
     def lend(self, block: Block, nbytes: int) -> int:
         """The peer becomes one more user of the block, of which it sees `nbytes`; the number of its lease."""
-        self._slab.lend(block)
+        self._add_user(block)
         return self.pass_on(block, nbytes)
 
     def pass_on(self, block: Block, nbytes: int) -> int:
@@ -176,13 +177,13 @@ class Lendings:
                 f"({len(self._lent)} leases are out)"
             )
         # failpoint: lease.taken_back
-        self._slab.release(entry[0])
+        self._release(entry[0])
 
     def undo(self, lease: int) -> None:
         """Its message is not going to be written; nothing to do when the peer's end took back all leases before."""
         entry = self._lent.pop(lease, None)
         if entry is not None:
-            self._slab.release(entry[0])
+            self._release(entry[0])
 
     def leases(self) -> list[Lease]:
         """A snapshot, oldest first."""

@@ -309,9 +309,10 @@ class RingConsumer(_End):
         """
         words = self._words
         tail = words[TAIL_WORD]
-        if tail == self.head:
+        head = self.head
+        if tail == head:
             return 0
-        if not 0 < tail - self.head <= self._capacity:
+        if not 0 < tail - head <= self._capacity:
             raise self._impossible(tail)
         count = 0
         data = self._data
@@ -319,22 +320,22 @@ class RingConsumer(_End):
         mask = self._mask
         try:
             while count < limit:
-                head = self.head
-                if head >= tail:  # beyond it only when a handler polled this ring itself
-                    break
                 index = head & mask
                 length = data_words[index >> 3]
                 if length > LENGTH_MASK:
                     count += self._take_tagged(length, index, tail, tagged)
-                    continue
-                end = index + RECORD_HEADER_BYTES + length
-                if end > self._capacity or head + length + RECORD_HEADER_BYTES > tail:
-                    raise self._does_not_fit(length, tail)
-                self.head = head + ((length + 15) & ~7)
-                # failpoint: ring.before_handler
-                handler(data[index + RECORD_HEADER_BYTES : end])
-                # failpoint: ring.after_handler
-                count += 1
+                else:
+                    end = index + RECORD_HEADER_BYTES + length
+                    if end > self._capacity or head + length + RECORD_HEADER_BYTES > tail:
+                        raise self._does_not_fit(length, tail)
+                    self.head = head + ((length + 15) & ~7)
+                    # failpoint: ring.before_handler
+                    handler(data[index + RECORD_HEADER_BYTES : end])
+                    # failpoint: ring.after_handler
+                    count += 1
+                head = self.head
+                if head >= tail:  # beyond it only when a handler polled this ring itself
+                    break
         finally:
             words[HEAD_WORD] = self.head
         # failpoint: ring.after_head

@@ -62,20 +62,22 @@ EMPTY_ITEMS_MAX = 1 << 20
 CHECKED_KINDS = "bUV"  # whose items check_items() looks at: all others mean something whatever their bits
 _CACHED_MAX = 256  # dtypes that one program uses; a peer that invents more is served without the cache
 
-_strings: dict[np.dtype[Any], str] = {}
+# What is looked up for each array; only this file adds to them.
+specs: dict[np.dtype[Any], str] = {}
+unchecked: dict[Spec, np.dtype[Any]] = {}  # of those in _dtypes: items of some bytes each, whose bits all mean something
 _dtypes: dict[str, np.dtype[Any]] = {}
 
 
 def spec_of(dtype: np.dtype[Any]) -> Spec:
     """What the table says. Raises ValueError with the reason when the dtype has no plain bytes."""
-    spec = _strings.get(dtype)  # numpy takes 400 ns to make the text
+    spec = specs.get(dtype)  # numpy takes 400 ns to make the text
     if spec is not None:
         return spec
     if dtype.num in _NAMED_BY_STR:
         if not _STRING.fullmatch(dtype.str):
             raise ValueError("its unit of time is too large: convert it")
-        if len(_strings) < _CACHED_MAX:
-            _strings[dtype] = dtype.str
+        if len(specs) < _CACHED_MAX:
+            specs[dtype] = dtype.str
         return dtype.str
     if dtype.num == _VOID:
         return _spec_of_void(dtype)
@@ -160,6 +162,8 @@ def _dtype_of_name(name: str) -> np.dtype[Any]:
             raise ArchiveError(f"dtype {name!r} is not allowed")
     if len(_dtypes) < _CACHED_MAX:
         _dtypes[name] = dtype
+        if dtype.itemsize and dtype.kind not in CHECKED_KINDS:
+            unchecked[name] = dtype
     return dtype
 
 

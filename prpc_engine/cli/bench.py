@@ -21,12 +21,14 @@ SUBJECTS = {
     "mixed": "small calls beside large arrays on one connection",
     "tls": "calls and arrays over tcp with TLS and without",
     "failure": "how soon calls end at a killed server, and are answered after a reset",
+    "recovery": "elastic tables after a server was killed: how soon, and whether each push counts once",
     "tensor": "arrays, by reference and copied",
     "transfer": "arrays of 1 MB to 640 MB over tcp, of 1.25 KB to 1.25 GB over shared memory",
     "fuse": "tensors of one step between two tasks of a cluster, one by one and fused",
     "kv": "pulls and pushes of a key-value table",
     "pslite": "ps-lite's verbs: small pushes, large values over shared memory and tcp, barriers",
     "checkpoint": "saving and restoring key-value tables on tmpfs, beside files; pushes during a save",
+    "tensorflow": "steps of training beside TensorFlow's own gRPC servers, the same script",
 }
 
 

@@ -7,7 +7,10 @@
              kv.push("clicks", keys, grads)
              kv.save("/checkpoints/job", step=1000, keep=3)      # and kv.restore("/checkpoints/job") -> 1000
 
-The walk of a verb: worker -> partition -> (client, server) -> table -> index, optimizer.
+Where servers come and go, ElasticServer takes the place of TableServer, and TableWorker(service, elastic=True) finds them:
+elastic.py.
+
+The walk of a verb: worker -> partition -> lane -> (client, server) -> table -> index, optimizer.
 
 Beside them stand ps-lite's names (KVWorker, KVServer, start, finalize, ...), which prpc_engine.kv.pslite holds: that package is
 imported when the first of them is asked for.
@@ -19,10 +22,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from prpc_engine.kv.admission import Admission
-from prpc_engine.kv.cache import CachedTable, CacheStatistics
+from prpc_engine.kv.cache import Cache, CacheStatistics
 from prpc_engine.kv.compression import Cast, Compressor, Int8, TopK
 from prpc_engine.kv.consistency import Consistency, Ssp, Sync, WorkersBehind
-from prpc_engine.kv.elastic import ElasticServer
+from prpc_engine.kv.elastic import ElasticServer, ElasticStatistics
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture
 from prpc_engine.kv.imbalance import Balance, ServerShare
@@ -73,8 +76,8 @@ __all__ = [
     "AnswerMismatch",
     "Assign",
     "Balance",
+    "Cache",
     "CacheStatistics",
-    "CachedTable",
     "Cast",
     "Compressor",
     "Consistency",
@@ -82,6 +85,7 @@ __all__ = [
     "Cosine",
     "DenseTable",
     "ElasticServer",
+    "ElasticStatistics",
     "EpochChanged",
     "Eviction",
     "Exponential",

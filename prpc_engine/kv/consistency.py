@@ -1,4 +1,4 @@
-"""Consistency: how far the workers of one table may run apart. What decides stands here; paced.py makes them wait.
+"""Consistency: how far the workers of one table may run apart. What decides stands here; pace.py makes them wait.
 
     name    a push                            a pull                       who waits
     async   is applied when it comes          sees what is applied         nobody
@@ -16,8 +16,13 @@ distributed ML via a stale synchronous parallel parameter server" (NIPS 2013); w
     unknown   pulls                             unknown: who only reads waits for nobody, and nobody waits for it
     unknown   pushes while some are awaited     present, in the place of one of them
     unknown   pushes when none is awaited       present: it has joined
-    present   its last connection is lost       gone: it holds nobody up
-    present   the same, and it was the last     gone; `workers` are awaited anew, unless the next one that comes is it again
+    present   its last connection is lost       missed: it counts as present for pace.GRACE_S, as its pushes mostly come again
+    missed    pushes, or a push comes again     present
+    missed    GRACE_S are over                  gone: it holds nobody up
+    missed    the same, and it was the last     gone; `workers` are awaited anew, unless the next one that comes is it again
+
+A push that comes again (ledger.py) is in one step, and ticks once: it is never given to the table twice. Tables of partitions
+that are copied or move have no consistency but the usual one: a copy is not told which worker each push is from, nor who waits.
 
 Whoever comes enters at the slowest clock, so that it neither holds others up for the past nor is ahead.
 """
@@ -137,6 +142,11 @@ class Clocks:
     def lead(self, worker: int) -> int:
         """Pushes that a worker is ahead of the slowest; 0 of one that is not present."""
         return self._clocks.get(worker, self.slowest) - self.slowest
+
+    def steps_behind(self) -> dict[str, int]:
+        """{present worker: pushes that it is behind the one farthest ahead}, of those that are behind it."""
+        farthest = max(self._clocks.values(), default=0)
+        return {self._names[worker]: farthest - clock for worker, clock in self._clocks.items() if clock < farthest}
 
     def behind(self) -> str:
         """Who is at the slowest clock, in words."""

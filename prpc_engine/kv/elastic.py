@@ -10,6 +10,7 @@ what is one value in the master's tree (placement.py), and the keeper of each se
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prpc_engine.errors import ConfigError, DeadlineExceeded
@@ -53,6 +54,19 @@ class ElasticService(Protocol):
     def create_server(self, name: str, served: object, server_id: int = -1) -> Any: ...
 
     def create_client(self, name: str, expected_servers: int = 1, timeout_s: float = 10.0) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ElasticStatistics:
+    """What one server has and does."""
+
+    primaries: tuple[int, ...]  # partitions that it serves
+    copies: tuple[int, ...]  # partitions that it has, or is getting, a copy of
+    lag: int  # changes that some server which follows it has not answered yet, of the partition where that is most
+    unanswered: int  # pushes that wait to be replicated, or to be in a checkpoint
+    hand_overs: int  # partitions that it gave to their heirs
+    requests_refused: int  # told to go to another server
+    clients_forgotten: int  # incarnations of workers, for newer ones: what they sent again would be applied again
 
 
 class ElasticServer:
@@ -111,9 +125,19 @@ class ElasticServer:
     def _look(self) -> None:
         self._keeper.look()
 
-    def held(self) -> list[int]:
-        """The partitions that this server has here, primary or copy."""
-        return sorted(self._host.hosted)
+    def statistics(self) -> ElasticStatistics:
+        """A snapshot."""
+        hosted = list(self._host.hosted.values())
+        streams = [(each, stream) for each in hosted for stream in list(each.streams.values())]
+        return ElasticStatistics(
+            primaries=tuple(sorted(each.index for each in hosted if each.is_primary)),
+            copies=tuple(sorted(each.index for each in hosted if not each.is_primary)),
+            lag=max((each.applied - stream.acked for each, stream in streams), default=0),
+            unanswered=sum(each.unanswered for each in hosted),
+            hand_overs=self._keeper.hand_overs,
+            requests_refused=self._host.requests_refused,
+            clients_forgotten=sum(each.shard.ledger.clients_forgotten for each in hosted),
+        )
 
     def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Let the others take over all that is held here; this server can be closed then. Raises DeadlineExceeded.

@@ -22,12 +22,11 @@ import msgspec
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
-from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.hosted import Hosted, Moved, Send
 from prpc_engine.kv.placement import Placed, Placement
 from prpc_engine.kv.server import TableShard
 
-CHECKPOINT = tuple(name for name in dir(CheckpointMethods) if name.startswith("checkpoint_"))
+CHECKPOINT = tuple(name for name in dir(TableShard) if name.startswith("checkpoint_"))
 
 
 class TableHost:
@@ -59,8 +58,10 @@ class TableHost:
             self.pull_dense_versioned,
             self.apply,
             self.apply_replicated,
+            self.apply_durable,
             self.create_table,
             self.statistics,
+            self.steps_behind,
             self.applied_of,
             self.began,
             self.copy_begin,
@@ -113,6 +114,10 @@ class TableHost:
         """As apply(), answered once a replica has it, and every one that there is."""
         return self._served(partition, epoch).apply_replicated(*push)
 
+    def apply_durable(self, partition: int, epoch: int, *push: Any) -> Any:
+        """As TableShard's."""
+        return self._served(partition, epoch).apply_durable(*push)
+
     def create_table(self, partition: int, epoch: int, spec: dict[str, Any]) -> Any:
         """As TableShard's; replicas have the table when it is answered. ConfigError also for consistency: who pushes is not known
         to a replica."""
@@ -123,6 +128,10 @@ class TableHost:
     def statistics(self, partition: int, epoch: int) -> dict[str, dict[str, int]]:
         """As TableShard's."""
         return self._served(partition, epoch).shard.statistics()
+
+    def steps_behind(self, partition: int, epoch: int, table: str) -> dict[str, int]:
+        """As TableShard's."""
+        return self._served(partition, epoch).shard.steps_behind(table)
 
     def applied_of(self, partition: int, epoch: int, client: int) -> int:
         """The greatest number of a push of that worker which is in."""
@@ -186,9 +195,12 @@ class TableHost:
                 hosted.learn(placed)
 
     def _is_to_be_filled(self, hosted: Hosted, placed: Placed) -> bool:
-        """Whether what is here does not count any more: the primary may have less, or has not been able to send more."""
-        before = hosted.placed
-        return self.server_id in placed.joining and (placed.epoch != before.epoch or self.server_id in before.replicas)
+        """Whether what is here does not count any more: the primary may have less, or has not been able to send more. That of a
+        spare is kept until it is filled."""
+        before, me = hosted.placed, self.server_id
+        if me in placed.spares:
+            return False
+        return me in placed.joining and (placed.epoch != before.epoch or me in before.replicas)
 
     def put(self, index: int, epoch: int, shard: TableShard, applied: int) -> None:
         """Hold a partition that was filled or loaded in that epoch. Moved: there is another one."""

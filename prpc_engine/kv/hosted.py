@@ -29,7 +29,7 @@ from prpc_engine.deferred import Deferred
 from prpc_engine.errors import ConfigError, RpcError
 from prpc_engine.kv.copying import Outgoing
 from prpc_engine.kv.placement import Placed
-from prpc_engine.kv.server import TableShard
+from prpc_engine.kv.server import TableShard, follow
 from prpc_engine.kv.stream import Stream
 from shard import Future
 
@@ -71,6 +71,11 @@ class Hosted:
         """By the placement known here."""
         return self.placed.primary == self._server_id
 
+    @property
+    def unanswered(self) -> int:
+        """Pushes that wait to be replicated, to be in a checkpoint, or to be handed over."""
+        return len(self._waiting) + len(self.shard.durable) + len(self._held)
+
     # -- the placement -------------------------------------------------------------------------------------------------
 
     def learn(self, placed: Placed) -> None:
@@ -106,6 +111,7 @@ class Hosted:
             stream.close()
         self.streams.clear()
         moved = Moved(f"partition {self.index}: {why}")
+        self.shard.durable.fail(moved)
         waiting = [answer for _, answer, _ in self._waiting]
         early = [answer for answer, _ in self._early.values()]
         held, self._held = self._held, []
@@ -123,6 +129,14 @@ class Hosted:
             self._held.append(answer)
             return answer
         return self.shard.apply(client, sequence, verb, table, *arrays)
+
+    def apply_durable(self, *push: Any) -> Any:
+        """TableShard.apply_durable(), or later, elsewhere, while the partition is handed over."""
+        if self.is_handing_over:
+            answer = Deferred()
+            self._held.append(answer)
+            return answer
+        return self.shard.apply_durable(*push)
 
     def apply_replicated(self, *push: Any) -> Any:
         """The same, answered when every replica has it."""
@@ -207,8 +221,10 @@ class Hosted:
     def _send_forward(self, server: int, number: int, message: tuple[Any, ...]) -> Future:
         return self._send(server, "follow", self.index, self.placed.epoch, number, *message)
 
-    def look_at_streams(self) -> tuple[list[int], list[int]]:
-        """The servers that have caught up, and those whose stream is broken or was never there."""
+    def look_at_streams(self, now: float) -> tuple[list[int], list[int]]:
+        """The servers that have caught up, and those whose stream is broken or was never there; interrupted ones go on."""
+        for stream in list(self.streams.values()):
+            stream.resume(now)
         caught_up = [server for server, stream in self.streams.items() if stream.has_caught_up]
         broken = [server for server, stream in self.streams.items() if stream.failure]
         return caught_up, broken + [server for server in self.placed.replicas if server not in self.streams]
@@ -278,7 +294,10 @@ class Hosted:
             if len(self._early) >= EARLY_MAX:
                 raise Moved(f"partition {self.index}: change {self.applied + 1} is missing, {EARLY_MAX} later ones wait for it")
             answer = Deferred()
-            self._early[number] = answer, (method, *arguments)
+            if number in self._early:  # sent again meanwhile: both are answered when it is applied
+                follow(self._early[number][0], answer)
+            else:
+                self._early[number] = answer, (method, *arguments)
             return answer
         self._do(method, arguments)
         while self.applied + 1 in self._early:

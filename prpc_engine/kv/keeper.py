@@ -129,7 +129,7 @@ class Keeper:
             except Closed:
                 return
             except (RpcError, ShardError, TimeoutError) as error:
-                logger.info("server %d cannot see to its partitions now: %s", self._host.server_id, str(error))
+                logger.info("server %d cannot see to its partitions now: %s", self._host.server_id, str(error).partition("\n")[0])
             except Exception:
                 logger.exception("server %d goes on after an error it did not expect", self._host.server_id)
             self._wake.wait(self._lease_s / LOOKS_PER_LEASE)
@@ -209,7 +209,7 @@ class Keeper:
             self._jobs.put((index, placed))
 
     def _see_to_streams(self, index: int, placed: Placed, hosted: Hosted) -> None:
-        caught_up, broken = self._now(hosted.look_at_streams)
+        caught_up, broken = self._now(lambda: hosted.look_at_streams(time.monotonic()))
         for server in broken:
             if server in placed.replicas:
                 self._change_one(index, placed, partial(_if_replica, places.demoted, server))
@@ -245,7 +245,7 @@ class Keeper:
             except Closed:
                 return
             except (RpcError, ShardError, TimeoutError) as error:
-                logger.info("partition %d is not filled yet: %s", index, str(error))
+                logger.info("partition %d is not filled yet: %s", index, str(error).partition("\n")[0])
                 time.sleep(RETRY_S)
                 self.look()
             except Exception:
@@ -300,7 +300,7 @@ class Keeper:
 
 
 def _lost(placed: Placed) -> Placed:
-    others = {"replicas": (), "joining": (), "heir": NOBODY}
+    others = {"replicas": (), "joining": (), "spares": (), "heir": NOBODY}
     return msgspec.structs.replace(placed, epoch=placed.epoch + 1, loading=True, history=placed.history + 1, **others)
 
 

@@ -56,7 +56,6 @@ class Address(NamedTuple):
 
     server_id: int
     arguments: tuple[Any, ...] = ()
-    epoch: int = 0
 
 
 class Request:
@@ -327,7 +326,8 @@ class Lane:
             self._lost = [each for each in self._lost if each is not request]
 
     def forget(self, request: Request) -> None:
-        """A push has no need to be kept any longer."""
+        """A push has no need to be kept any longer, nor its arrays, however long somebody keeps the request."""
+        request.args = ()
         with self._lock:
             if self._unacknowledged.pop(request.sequence, None) is not None:
                 self._kept_bytes -= request.nbytes

@@ -7,13 +7,14 @@ dense    rows in even ranges over all partitions, or the whole tensor in one, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from prpc_engine.kv import partition
+from prpc_engine.kv.cache import RowCache
 from prpc_engine.kv.compression import Compressor, Feedback
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
 
@@ -36,14 +37,15 @@ class Sparse:
 
     dim: int
     compression: Compressor | None = None
+    cache: RowCache | None = field(default=None, compare=False)  # of this worker
     is_paced: bool = False  # by the pushes of each worker, which every server counts: so it gets one also when it owns no key
 
 
-def layout_of(specs: Mapping[int, TableSpec]) -> Dense | Sparse:
-    """The layout of a table of which each partition has what `specs` says."""
+def layout_of(specs: Mapping[int, TableSpec], cache: RowCache | None = None) -> Dense | Sparse:
+    """The layout of a table of which each partition has what `specs` says, and a worker these rows."""
     first = next(iter(specs.values()))
     if isinstance(first, SparseSpec):
-        return Sparse(first.dim, first.compression, first.consistency is not None)
+        return Sparse(first.dim, first.compression, cache, first.consistency is not None)
     assert isinstance(first, DenseSpec)
     slices = [(index, spec.begin, spec.end) for index, spec in specs.items() if isinstance(spec, DenseSpec)]
     feedback = None
@@ -88,3 +90,15 @@ def join(slices: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
     if len(slices) == 1:
         return slices[0].reshape(shape)
     return np.concatenate(slices)
+
+
+def rows_of(
+    positions: list[npt.NDArray[np.intp]], length: int, dim: int, which: npt.NDArray[np.intp] | None
+) -> Callable[[list[Floats]], Floats]:
+    """A row for each of `length` keys (no repeats), each part's at its positions; the caller asked for keys[which]."""
+
+    def assemble(answers: list[Floats]) -> Floats:
+        rows = answers[0] if len(answers) == 1 else partition.merge(positions, answers, length, dim)
+        return rows if which is None else rows.take(which, axis=0)
+
+    return assemble

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from prpc_engine.errors import Closed
 from prpc_engine.kv.lane import Lane
 
 logger = logging.getLogger("prpc")
@@ -51,8 +52,12 @@ class Mending:
             try:
                 self._locate(lanes)
                 broken = [lane for lane in lanes if not lane.repeat()]
+            except Closed as error:
+                for lane in lanes:
+                    lane.fail(error)
+                broken = []
             except Exception as error:  # whatever it is, those who wait for these lanes are told at their deadlines
-                logger.warning("what was lost of %s waits: %s", ", ".join(map(str, lanes)), str(error))
+                logger.warning("what was lost of %s waits: %s", ", ".join(map(str, lanes)), str(error).partition("\n")[0])
                 broken = lanes
             now = time.monotonic()
             until = min([now + random.uniform(0.5, 1.0) * backoff_s, *(lane.expire(now) for lane in broken)])

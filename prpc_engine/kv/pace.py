@@ -12,7 +12,7 @@
     waits     WAIT_SHARE of its caller's time is over      is taken back, and fails with WorkersBehind
     waits     its caller gives it up                       is taken back: it has not run
 
-Nobody polls: what lets a verb go on is a push, or the loss of a worker's last connection, and both look at the queues.
+Nobody polls: what lets a verb go on is a push, or the loss of a worker, and both look at the queues.
 What waits in a table that a restore replaces goes on waiting there, until its time is over.
 """
 
@@ -33,8 +33,10 @@ from prpc_engine.kv.consistency import Clocks, Consistency, Ssp, Sync, WorkersBe
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
+    from shard import Timer
 
 WAIT_SHARE = 0.9  # of the caller's time: the rest is for the answer that says who is behind
+GRACE_S = 1.0  # a worker whose connection was cut is back within some ms; one that died holds the others up for so long
 WAIT_S_MAX = 600.0  # where a caller sets no deadline
 WAITING_MAX = 64  # verbs of one worker: one that sends so many ahead has lost sight of what it waits for
 Gradients = tuple[npt.NDArray[Any], ...]  # of one push: (keys, grads) or (grads,)
@@ -68,10 +70,11 @@ class Pace:
         self._table = table
         self._consistency = consistency
         self._peers: dict[int, set[Peer]] = {}  # of each worker that has pushed: its connections
+        self._missed: dict[int, Timer] = {}  # of each that has lost them all: when it is gone
         self._queues: dict[int, deque[Waiting]] = {}
         self.clocks = Clocks(consistency.workers)
 
-    def _enter(self) -> int:
+    def enter(self) -> int:
         """The worker whose push is being handled, which becomes present if its connection still is."""
         peer = calling_peer()
         if peer is None:
@@ -84,6 +87,9 @@ class Pace:
                     return worker
                 peers.add(peer)
                 peer.when_lost.append(self._lost)
+                missed = self._missed.pop(worker, None)
+                if missed is not None:
+                    missed.cancel()
         if worker not in self.clocks:
             self.clocks.enter(worker, name, len(self._queues.get(worker, ())))
         return worker
@@ -93,10 +99,14 @@ class Pace:
         peers = self._peers[worker]
         peers.discard(peer)
         if not peers:
-            del self._peers[worker]
-            self.clocks.leave(worker)
-            logger.warning("%s is gone: table %r waits for it no longer", peer.connection.peer, self._table)
-            self._left(worker)
+            name = str(peer.connection.peer)
+            self._missed[worker] = peer.reactor.call_later(GRACE_S, lambda: self._gone(worker, name))
+
+    def _gone(self, worker: int, name: str) -> None:
+        del self._missed[worker], self._peers[worker]
+        self.clocks.leave(worker)
+        logger.warning("%s is gone: table %r waits for it no longer", name, self._table)
+        self._left(worker)
 
     def _left(self, worker: int) -> None:
         """Go on without it."""
@@ -175,7 +185,7 @@ class Bound(Pace):
 
     def push(self, run: Callable[[], Any]) -> Any:
         """The same, and the worker's clock goes on by one."""
-        worker = self._enter()
+        worker = self.enter()
         if not self._may(worker):
             return self._bounded(worker, self._wait(worker, run, True))
         value = run()
@@ -226,7 +236,7 @@ class Steps(Pace):
 
     def push(self, apply: Apply, run: Callable[[], Any], *grads: npt.NDArray[Any]) -> Deferred:
         """Answered with run() once apply(the gradients of all workers, scale) has been called, with these among them."""
-        worker = self._enter()
+        worker = self.enter()
         verb = self._wait(worker, run, True, apply, grads)
         if worker in self.clocks:
             self.clocks.tick(worker)

@@ -19,19 +19,33 @@ import numpy.typing as npt
 from prpc_engine.kv.checks import check_keys
 from prpc_engine.kv.compression import Compressor, received
 from prpc_engine.kv.consistency import Consistency, Ssp, Sync
-from prpc_engine.kv.pace import Bound, Gradients, Steps
+from prpc_engine.kv.pace import Bound, Gradients, Pace, Steps
 from prpc_engine.kv.table import DenseTable, SparseTable
 
 Keys = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 
-class SspDense(DenseTable):
+class Paced:
+    """What they all do."""
+
+    _pace: Pace
+
+    def worker_is_here(self) -> None:
+        """A push of the calling worker has come again: it is present, over this connection."""
+        self._pace.enter()
+
+    def steps_behind(self) -> dict[str, int]:
+        """As of its workers' clocks."""
+        return self._pace.clocks.steps_behind()
+
+
+class SspDense(Paced, DenseTable):
     """A dense table whose verbs wait for slower workers. Each answers with its value, or a Deferred."""
 
     def __init__(self, pace: Bound, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pace = pace
+        self._pace: Bound = pace
 
     def pull(self) -> Any:
         return self._pace.pull(super().pull)
@@ -43,12 +57,12 @@ class SspDense(DenseTable):
         return self._pace.push(_both(partial(super().push, *parts), super().pull))
 
 
-class SspSparse(SparseTable):
+class SspSparse(Paced, SparseTable):
     """A sparse table whose verbs wait for slower workers. Each answers with its value, or a Deferred."""
 
     def __init__(self, pace: Bound, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pace = pace
+        self._pace: Bound = pace
 
     def pull(self, keys: Keys) -> Any:
         return self._pace.pull(partial(super().pull, keys))
@@ -60,12 +74,12 @@ class SspSparse(SparseTable):
         return self._pace.push(_both(partial(super().push, keys, *parts), partial(super().pull, keys)))
 
 
-class SyncDense(DenseTable):
+class SyncDense(Paced, DenseTable):
     """A dense table that changes once a step, by the gradients of all workers. Its pushes answer with a Deferred."""
 
     def __init__(self, pace: Steps, compression: Compressor | None, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pace = pace
+        self._pace: Steps = pace
         self._wire = compression
 
     def push(self, *parts: Array) -> Any:
@@ -84,12 +98,12 @@ class SyncDense(DenseTable):
         super().push(total if scale == 1 else total * np.float32(scale))
 
 
-class SyncSparse(SparseTable):
+class SyncSparse(Paced, SparseTable):
     """A sparse table that changes once a step, by the gradients of all workers. Its pushes answer with a Deferred."""
 
     def __init__(self, pace: Steps, compression: Compressor | None, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pace = pace
+        self._pace: Steps = pace
         self._wire = compression
 
     def push(self, keys: Keys, *parts: Array) -> Any:

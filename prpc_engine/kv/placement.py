@@ -4,6 +4,8 @@
     primary    applies and answers; -1: nobody
     replicas   have all that the primary has acknowledged as replicated: any of them may be promoted
     joining    are being filled by the primary; they may not be promoted
+    spares     of those: still have all that was ever acknowledged as replicated, as no other replica has come since; promoted
+               when nobody else is left
     heir       of those two the one that is to become the primary, at the primary's own hand; -1: none
     loading    the primary has no state yet: it takes the newest checkpoint's, or begins empty, and serves then
     history    grows when state was lost: what was acknowledged since the checkpoint is gone
@@ -42,6 +44,7 @@ class Placed(msgspec.Struct, frozen=True):
     epoch: int = 1
     replicas: tuple[int, ...] = ()
     joining: tuple[int, ...] = ()
+    spares: tuple[int, ...] = ()
     heir: int = NOBODY
     loading: bool = False
     history: int = 0
@@ -110,13 +113,14 @@ def loaded(placed: Placed, step: int) -> Placed:
 def joined(placed: Placed, server: int) -> Placed:
     """A joining one has all."""
     rest = tuple(each for each in placed.joining if each != server)
-    return msgspec.structs.replace(placed, replicas=(*placed.replicas, server), joining=rest)
+    return msgspec.structs.replace(placed, replicas=(*placed.replicas, server), joining=rest, spares=())
 
 
 def demoted(placed: Placed, server: int) -> Placed:
     """A replica cannot be reached, or has something else."""
     rest = tuple(each for each in placed.replicas if each != server)
-    return msgspec.structs.replace(placed, replicas=rest, joining=(*placed.joining, server))
+    spares = () if rest else (server,)  # nothing is acknowledged as replicated before another one has come
+    return msgspec.structs.replace(placed, replicas=rest, joining=(*placed.joining, server), spares=spares)
 
 
 def handed_over(placed: Placed) -> Placed:
@@ -124,7 +128,7 @@ def handed_over(placed: Placed) -> Placed:
     assert placed.heir in placed.replicas
     rest = tuple(each for each in placed.replicas if each != placed.heir)
     return msgspec.structs.replace(
-        placed, epoch=placed.epoch + 1, primary=placed.heir, replicas=(*rest, placed.primary), heir=NOBODY
+        placed, epoch=placed.epoch + 1, primary=placed.heir, replicas=(*rest, placed.primary), heir=NOBODY, spares=()
     )
 
 
@@ -139,13 +143,14 @@ def plan(placement: Placement, alive: Sequence[int]) -> Placement:
     partitions = [_without_the_dead(placed, living) for placed in placement.partitions]
     draining = tuple(each for each in placement.draining if each in living)
     staying = sorted(living - set(draining)) or sorted(living)
+    wanted = min(placement.replicas, len(staying) - 1)
     load = Counter(dict.fromkeys(staying, 0))
     for placed in partitions:
         load.update(each for each in set(placed.holders) if each in load)
     for index, placed in enumerate(partitions):
         partitions[index] = _loading_somewhere(placed, load)
     for index, placed in enumerate(partitions):
-        partitions[index] = _copied(_leaving(placed, draining, load), placement.replicas, load)
+        partitions[index] = _copied(_leaving(placed, draining, load), wanted, load)
     _balance(partitions, staying, load)
     planned = Placement(tuple(partitions), placement.replicas, draining)
     return placement if planned == placement else planned
@@ -154,15 +159,25 @@ def plan(placement: Placement, alive: Sequence[int]) -> Placement:
 def _without_the_dead(placed: Placed, living: set[int]) -> Placed:
     replicas = tuple(each for each in placed.replicas if each in living)
     joining = tuple(each for each in placed.joining if each in living)
+    spares = tuple(each for each in placed.spares if each in living)
     heir = placed.heir if placed.heir in living else NOBODY
     if placed.primary in living:
-        return msgspec.structs.replace(placed, replicas=replicas, joining=joining, heir=heir)
-    if not replicas:
-        return msgspec.structs.replace(placed, primary=NOBODY, replicas=(), joining=(), heir=NOBODY)
-    chosen = heir if heir in replicas else replicas[0]
-    others = tuple(each for each in replicas if each != chosen) + joining
-    heir = heir if heir != chosen else NOBODY
-    return msgspec.structs.replace(placed, epoch=placed.epoch + 1, primary=chosen, replicas=(), joining=others, heir=heir)
+        return msgspec.structs.replace(placed, replicas=replicas, joining=joining, spares=spares, heir=heir)
+    able = replicas or spares
+    if not able:
+        return msgspec.structs.replace(placed, primary=NOBODY, replicas=(), joining=(), spares=(), heir=NOBODY)
+    chosen = heir if heir in able else able[0]
+    spares = tuple(each for each in able if each != chosen)
+    joining = tuple(each for each in (*replicas, *joining) if each != chosen)
+    return msgspec.structs.replace(
+        placed,
+        epoch=placed.epoch + 1,
+        primary=chosen,
+        replicas=(),
+        joining=joining,
+        spares=spares,
+        heir=heir if heir != chosen else NOBODY,
+    )
 
 
 def _loading_somewhere(placed: Placed, load: Counter[int]) -> Placed:
@@ -184,7 +199,8 @@ def _leaving(placed: Placed, draining: Sequence[int], load: Counter[int]) -> Pla
             kept += able
             load.update(able)
         heir = able[0] if able else NOBODY
-    return msgspec.structs.replace(placed, joining=tuple(kept), heir=heir)
+    spares = tuple(each for each in placed.spares if each in kept)
+    return msgspec.structs.replace(placed, joining=tuple(kept), spares=spares, heir=heir)
 
 
 def _copied(placed: Placed, wanted: int, load: Counter[int]) -> Placed:
@@ -214,7 +230,8 @@ def _copied(placed: Placed, wanted: int, load: Counter[int]) -> Placed:
         if len(needed) >= wanted and each != placed.heir:
             joining.remove(each)
             load[each] -= 1
-    return msgspec.structs.replace(placed, replicas=tuple(replicas), joining=tuple(joining))
+    spares = tuple(each for each in placed.spares if each in joining)
+    return msgspec.structs.replace(placed, replicas=tuple(replicas), joining=tuple(joining), spares=spares)
 
 
 def _balance(partitions: list[Placed], staying: Sequence[int], load: Counter[int]) -> None:

@@ -28,8 +28,11 @@ from prpc_engine.deferred import Deferred
 from prpc_engine.errors import BadArguments, ConfigError, Forgotten
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.gate import HeldTable
+from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
+from prpc_engine.kv.durable import Durable
 from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger
+from prpc_engine.kv.paced_table import Paced
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
 from prpc_engine.kv.versions import with_version
@@ -76,6 +79,7 @@ class TableShard(CheckpointMethods):
     def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
         super().__init__(checkpoint_root, files)
         self.ledger = Ledger()
+        self.durable = Durable()
         self.on_applied: Applied | None = None  # told of each push that apply() has applied, in that order
         self._held: dict[tuple[int, int], Deferred] = {}  # (client, sequence) of pushes that a gate holds
         self._changes: dict[str, Callable[..., Any]] = {
@@ -105,9 +109,11 @@ class TableShard(CheckpointMethods):
 
     def _extras(self) -> dict[str, Array]:
         """The ledger, for checkpoints."""
+        self.durable.cut(self._save_id)
         return self.ledger.arrays() if len(self.ledger) else {}
 
     def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
+        self.durable.fail(CheckpointError("a checkpoint was restored before the push was in one"))
         self.ledger = Ledger()
         for arrays in saved:
             self.ledger.load(arrays)
@@ -141,6 +147,7 @@ class TableShard(CheckpointMethods):
             raise BadArguments(f"verb {verb!r}: {', '.join(self._changes)} are allowed")
         known = self.ledger.find(client, sequence)
         if known == APPLIED:
+            self._comes_again(table)
             return self._applied_before(verb, table, arrays)
         if known == FORGOTTEN:
             raise Forgotten(
@@ -148,8 +155,9 @@ class TableShard(CheckpointMethods):
             )
         held = self._held.get((client, sequence))
         if held is not None:
+            self._comes_again(table)
             again = Deferred()
-            held.add_done_callback(lambda done: _follow(done, again))
+            follow(held, again)
             return again
         answer = changes(table, *arrays)
         if type(answer) is Deferred:
@@ -161,6 +169,31 @@ class TableShard(CheckpointMethods):
             self.on_applied(client, sequence, verb, table, arrays)
         return answer
 
+    def apply_durable(self, *push: Any) -> Deferred:
+        """apply(), answered when a checkpoint that holds the push is on the disk."""
+        value = self.apply(*push)
+        if type(value) is not Deferred:
+            return self.durable.wait(value)
+        answer = Deferred()
+        value.add_done_callback(lambda done: self._applied_later(done, answer))
+        return answer
+
+    def _applied_later(self, done: Future, answer: Deferred) -> None:
+        error = done.error()
+        if error is None:
+            follow(self.durable.wait(done.result()), answer)
+        else:
+            answer.fail(error)
+
+    def checkpoint_durable(self, save_id: str) -> None:
+        """The checkpoint that this server has cut for that save is on the disk."""
+        self.durable.committed(save_id)
+
+    def _comes_again(self, table: str) -> None:
+        bare = self.tables.get(table)
+        if bare is not None and isinstance(bare[1], Paced):
+            bare[1].worker_is_here()
+
     def _let_go(self, done: Future, client: int, sequence: int, verb: str, table: str, arrays: tuple[Array, ...]) -> None:
         del self._held[client, sequence]
         if done.error() is None:
@@ -169,10 +202,15 @@ class TableShard(CheckpointMethods):
                 self.on_applied(client, sequence, verb, table, arrays)
 
     def _applied_before(self, verb: str, table: str, arrays: tuple[Array, ...]) -> Any:
-        if verb in ("push", "push_dense"):
-            return (self._sparse_table if verb == "push" else self._dense_table)(table).version
-        pull = getattr(self, verb.removeprefix("push_"))
-        return pull(table) if "dense" in verb else pull(table, arrays[0])
+        found = self.tables.get(table)
+        if found is None:
+            raise BadArguments(self._absent("such", table, list(self.tables)))
+        _, bare = found
+        if "pull" not in verb:
+            return bare.version
+        # Past its pace: the pull is of a push that has waited for the others already.
+        values = SparseTable.pull(bare, arrays[0]) if isinstance(bare, SparseTable) else DenseTable.pull(bare)
+        return [bare.version, values] if verb.endswith("_versioned") else values
 
     def pull(self, table: str, keys: Keys) -> Floats:
         """Rows of a sparse table: int64[n] -> float32[n, dim]."""
@@ -223,6 +261,13 @@ class TableShard(CheckpointMethods):
         tables = [*self._sparse.items(), *self._dense.items()]
         return {name: asdict(table.statistics()) for name, table in tables}
 
+    def steps_behind(self, table: str) -> dict[str, int]:
+        """{worker: pushes that it is behind the one farthest ahead} of a table that workers wait for each other at; else none."""
+        found = self.tables.get(table)
+        if found is None:
+            raise BadArguments(self._absent("such", table, list(self.tables)))
+        return found[1].steps_behind() if isinstance(found[1], Paced) else {}
+
     def _sparse_table(self, name: str) -> SparseTable | HeldTable[SparseTable]:
         table = self._sparse.get(name)
         if table is None:
@@ -239,9 +284,14 @@ class TableShard(CheckpointMethods):
         return f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first"
 
 
-def _follow(done: Future, again: Deferred) -> None:
-    error = done.error()
-    if error is None:
-        again.reply(done.result())
-    else:
-        again.fail(error)
+def follow(first: Future, second: Deferred) -> None:
+    """Answer the second as the first is answered."""
+
+    def answered(done: Future) -> None:
+        error = done.error()
+        if error is None:
+            second.reply(done.result())
+        else:
+            second.fail(error)
+
+    first.add_done_callback(answered)

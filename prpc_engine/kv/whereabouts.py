@@ -7,21 +7,24 @@ verb raises, once.
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from prpc_engine.errors import RpcError
 from prpc_engine.kv.lane import Address, Client, Lane
 from prpc_engine.kv.placement import NOBODY, Placed
 from prpc_engine.kv.session import EpochChanged, Session
 from prpc_engine.kv.tree import PlacementNode
+from shard import Future
 
+logger = logging.getLogger("prpc")
 LOSS_TIMEOUT_S = 2.0  # for a server to say what it has of us
 
 
 def address_of(index: int, placed: Placed) -> Address:
     """Where requests to that partition go."""
-    return Address(placed.primary, (index, placed.epoch), placed.epoch)
+    return Address(placed.primary, (index, placed.epoch))
 
 
 class Whereabouts:
@@ -31,7 +34,6 @@ class Whereabouts:
         self._node, self._client, self._name, self._identity = node, client, name, identity
         self._session = session
         self._placed = list(node.wait(timeout_s).partitions)
-        self.news: deque[EpochChanged] = deque()  # to be raised
 
     def addresses(self) -> list[Address]:
         """Of all partitions, as known here."""
@@ -42,31 +44,42 @@ class Whereabouts:
         found = self._node.read()
         if found is None:
             return
+        asked: list[tuple[Lane, Placed, Future]] = []
         for lane in lanes:
             placed, before = found[0].partitions[lane.partition], self._placed[lane.partition]
-            if placed.primary == NOBODY or placed.loading:
-                continue  # requests stay where they are until somebody serves it
-            lane.address = address_of(lane.partition, placed)
-            if placed.history != before.history:
-                self.news.append(self._loss(lane, placed))
-                self._session.begin_again(lane.partition)
-            elif placed.epoch != before.epoch:
-                gone_back = self._session.began(lane.partition, self._ask(lane, "began"))
-                if gone_back is not None:
-                    self.news.append(gone_back)
-            self._placed[lane.partition] = placed
+            if placed.primary == NOBODY or placed.loading or placed.epoch == before.epoch:
+                continue  # requests stay where they are until somebody else serves it
+            try:
+                asked.append((lane, placed, self._ask(lane, placed, placed.history != before.history)))
+            except RpcError as error:
+                logger.debug("%s cannot be asked now: %s", lane, str(error))
+        for lane, placed, answer in asked:
+            try:
+                self._learn(lane, placed, answer.result())
+            except RpcError as error:  # the new primary does not know yet that it is one: the next time it does
+                logger.debug("%s is not served yet: %s", lane, str(error))
 
-    def _ask(self, lane: Lane, method: str, *arguments: Any) -> Any:
-        """What a partition's primary has of us."""
-        address = lane.address
-        return self._client.submit_to(
-            address.server_id, method, *address.arguments, *arguments, timeout_s=LOSS_TIMEOUT_S
-        ).result()
+    def _ask(self, lane: Lane, placed: Placed, is_lost: bool) -> Future:
+        """What a partition's new primary has of us, or began with."""
+        server_id, arguments = address_of(lane.partition, placed)
+        if is_lost:
+            return self._client.submit_to(server_id, "applied_of", *arguments, self._identity, timeout_s=LOSS_TIMEOUT_S)
+        return self._client.submit_to(server_id, "began", *arguments, timeout_s=LOSS_TIMEOUT_S)
 
-    def _loss(self, lane: Lane, placed: Placed) -> EpochChanged:
-        last, unanswered = lane.sequence, lane.unanswered_above
-        kept: int = self._ask(lane, "applied_of", self._identity)
-        lost = max(0, last - kept - unanswered(kept))
+    def _learn(self, lane: Lane, placed: Placed, answer: Any) -> None:
+        if placed.history != self._placed[lane.partition].history:
+            self._session.news.append(self._loss(lane, placed, answer))
+            self._session.begin_again(lane.partition)
+        else:
+            gone_back = self._session.began(lane.partition, answer)
+            if gone_back is not None:
+                self._session.news.append(gone_back)
+        lane.address = address_of(lane.partition, placed)
+        self._placed[lane.partition] = placed
+
+    def _loss(self, lane: Lane, placed: Placed, kept: int) -> EpochChanged:
+        """kept: the number of this worker's newest push that is in."""
+        lost = max(0, lane.sequence - kept - lane.unanswered_above(kept))
         since = f"the checkpoint of step {placed.step}" if placed.step >= 0 else "the beginning, as there is no checkpoint"
         return EpochChanged(
             f"partition {lane.partition} of {self._name!r} was lost with its server and is back as of {since}: up to {lost} "

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -29,6 +29,7 @@ import numpy.typing as npt
 from prpc_engine.errors import BadArguments, ConfigError, RemoteError
 from prpc_engine.kv import partition
 from prpc_engine.kv.admission import Admission
+from prpc_engine.kv.cache import Cache, CacheStatistics, RowCache
 from prpc_engine.kv.checkpoint.rounds import Rounds
 from prpc_engine.kv.checks import check_grads, check_keys
 from prpc_engine.kv.compression import Compressor
@@ -38,26 +39,24 @@ from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture, PartFuture
 from prpc_engine.kv.imbalance import Balance, balance_of, share_of
 from prpc_engine.kv.initializer import Constant, Initializer
+from prpc_engine.kv.kept import kept
 from prpc_engine.kv.lane import Address, Client, Lane, Request
-from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, layout_of, restored, sliced, spread
+from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, layout_of, restored, rows_of, sliced, spread
 from prpc_engine.kv.mending import Mending
 from prpc_engine.kv.optimizer import Optimizer
-from prpc_engine.kv.session import EpochChanged, Floors as Seen, Session, Versioned
+from prpc_engine.kv.session import Session, Versioned
 from prpc_engine.kv.table import TableStatistics
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
 from prpc_engine.kv.tree import PlacementNode, Tree
 from prpc_engine.kv.whereabouts import Whereabouts
 from prpc_engine.service import SERVERS_PATH
-from prpc_engine.slab import empty
-from shard import ShmFull
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Value = TypeVar("Value")
-ACKS = {"applied": "apply", "replicated": "apply_replicated"}  # what pushes are sent to
+ACKS = {"applied": "apply", "replicated": "apply_replicated", "durable": "apply_durable"}  # what pushes are sent to
 SAVE_TIMEOUT_S = 600.0  # of a whole checkpoint: hundreds of GB at 1 GB/s, and a slow disk's fsync
 CALL_TIMEOUT_S = 30.0  # as a call of the client itself: long enough for a busy server, short enough to be noticed
-SLAB_BYTES_MIN = 65536  # below, copying an array once more when it is sent costs less than taking a block of the slab
 
 
 class CallingService(Protocol):
@@ -77,9 +76,10 @@ class TableWorker:
     expected_servers: how many servers hold the tables, shards of a sharded one each counted; every worker must say the
     same. timeout_s: how long to wait for them. call_timeout_s: the deadline of verbs that are given none.
     elastic: the tables are held by ElasticServers, however many; a verb then raises EpochChanged, once, when something was lost.
-    ack: when a push counts as done: "applied" by the server that has the keys, or of elastic tables "replicated", when another
-    one has it, too. monotonic: no pull or push_pull shows less of a partition than this worker has seen of it or has had applied
-    there: EpochChanged instead, once (of a push_pull, whose push is applied then). It costs an integer and a check a partition.
+    ack: when a push counts as done: "applied" by the server that has the keys; of elastic tables "replicated", when another one
+    has it, too; or "durable", when a checkpoint with it is on the disk: somebody has to save() within its deadline. monotonic: no
+    pull or push_pull shows less of a partition than this worker has seen of it or has had applied there: EpochChanged instead,
+    once (of a push_pull, whose push is applied then). It costs an integer and a check a partition.
     """
 
     def __init__(
@@ -96,17 +96,16 @@ class TableWorker:
         self.name = name
         self.call_timeout_s = call_timeout_s
         if ack not in ACKS or (ack == "replicated" and not elastic):
-            raise ConfigError(f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, and of elastic tables replicated")
+            raise ConfigError(f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, durable, of elastic tables replicated")
         identity = secrets.randbits(62)
         self._client = service.create_client(name, expected_servers=1 if elastic else expected_servers, timeout_s=timeout_s)
         self._session = Session(name)
         self._is_monotonic = monotonic
-        self._news: deque[EpochChanged] = deque()
         self._locate: Callable[[Sequence[Lane]], None] = lambda lanes: None
         if elastic:
             node = PlacementNode(service.master_client, name, SERVERS_PATH)
             where = Whereabouts(node, self._client, name, identity, self._session, timeout_s)
-            self._news, addresses, mending = where.news, where.addresses(), Mending(where.locate)
+            addresses, mending = where.addresses(), Mending(where.locate)
             self._locate = where.locate
         else:
             addresses, mending = self._fixed(expected_servers), Mending(self._locate)
@@ -145,6 +144,7 @@ class TableWorker:
         eviction: Eviction | Mapping[str, Any] | None = None,
         compression: Compressor | Mapping[str, Any] | None = None,
         consistency: Consistency | Mapping[str, Any] | None = None,
+        cache: Cache | Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Make int64 key -> row of `dim` numbers on every server, or find it there. Rows start as `initializer` says, else 0.
@@ -152,12 +152,14 @@ class TableWorker:
         dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. admission: which keys get a row
         (kv.Admission), else all; eviction: which rows go again (kv.Eviction), else none. compression: how gradients travel
         (kv.Cast, kv.Int8), else as they are. consistency: how far workers may run apart (kv.Sync, kv.Ssp), else as they like.
-        ConfigError: a value is not allowed, or another table has the name.
+        cache: rows that this worker keeps, and reads for so long (kv.Cache), else none; it does not go with a consistency, nor
+        with monotonic. ConfigError: a value is not allowed, or another table has the name.
         """
         start = initializer or Constant()
         policies: Any = (admission, eviction, compression, consistency)
         whole = SparseSpec(table, 0, len(self._lanes), optimizer, start, dim, dtype, *policies)  # type: ignore[arg-type]
-        self._create(spread(whole, len(self._lanes)), timeout_s)
+        made = RowCache.made(table, cache, dim, "monotonic" if self._is_monotonic else whole.consistency)
+        self._create(spread(whole, len(self._lanes)), timeout_s, made)
 
     def create_dense(
         self,
@@ -185,7 +187,7 @@ class TableWorker:
         is_cut = 4 * math.prod(whole.shape) >= split_bytes_min
         self._create(sliced(whole, len(self._lanes), is_cut), timeout_s)
 
-    def _create(self, specs: Mapping[int, TableSpec], timeout_s: float | None) -> None:
+    def _create(self, specs: Mapping[int, TableSpec], timeout_s: float | None, cache: RowCache | None = None) -> None:
         parts = [self._ask(index, "create_table", timeout_s, spec.to_dict()) for index, spec in specs.items()]
         try:
             KVFuture(parts, list).result()
@@ -193,7 +195,7 @@ class TableWorker:
             if error.type_name.rpartition(".")[2] != ConfigError.__name__:
                 raise
             raise ConfigError(f"{self.name!r} refused: {error.remote_message}") from error
-        self._tables[next(iter(specs.values())).table] = layout_of(specs)
+        self._tables[next(iter(specs.values())).table] = layout_of(specs, cache)
 
     # Checkpoints
 
@@ -230,7 +232,8 @@ class TableWorker:
         self._locate(self._lanes)
         step = Rounds(self._submit, range(len(self._lanes)), timeout_s).restore(folder, layout)
         for table in {table for specs in found.values() for table in specs}:
-            self._tables[table] = layout_of({index: specs[table] for index, specs in found.items() if table in specs})
+            specs = {index: each[table] for index, each in found.items() if table in each}
+            self._tables[table] = layout_of(specs, getattr(self._tables.get(table), "cache", None))
         for index in found:
             self._session.begin_again(index)
         return step
@@ -269,7 +272,7 @@ class TableWorker:
     ) -> tuple[list[Request], Callable[[list[Any]], Versioned]]:
         seen = self._session.floors(table)
         parts, join_values = self._pull("_versioned", table, arrays, timeout_s)
-        return parts, self._versioned(table, seen, parts, join_values)
+        return parts, self._session.versioned(table, seen, _partitions(parts), join_values)
 
     def _pull(
         self, variant: str, table: str, arrays: Sequence[Any], timeout_s: float | None
@@ -282,27 +285,25 @@ class TableWorker:
             return parts, lambda answers: join(answers, layout.shape)
         self._expect("pull", table, arrays, ("keys",))
         keys, which = unique(check_keys(f"pull from table {table!r}", arrays[0]))  # a row travels once
+        if layout.cache is None or variant:
+            parts, positions = self._ask_rows(f"pull{variant}", table, keys, timeout_s)
+            return parts, rows_of(positions, len(keys), layout.dim, which)
+        found = layout.cache.look_up(keys, self._session.losses)
+        keys = keys[found.missing]
+        parts, positions = self._ask_rows("pull", table, keys, timeout_s)
+        return parts, layout.cache.joined(keys, found, rows_of(positions, len(keys), layout.dim, None), which)
+
+    def _ask_rows(
+        self, method: str, table: str, keys: Keys, timeout_s: float | None
+    ) -> tuple[list[Request], list[npt.NDArray[np.intp]]]:
+        """Ask each partition for its keys (none twice): as _scatter()."""
         parts, positions = [], []
-        for lane, owned in zip(self._lanes, partition.split(keys, len(self._lanes)), strict=True):
+        for lane, owned in zip(self._lanes, partition.split(keys, len(self._lanes)) if len(keys) else (), strict=False):
             if len(owned):
                 asked = keys if len(owned) == len(keys) else keys[owned]
-                parts.append(lane.ask(f"pull{variant}", self._timeout(timeout_s), table, asked))
+                parts.append(lane.ask(method, self._timeout(timeout_s), table, asked))
                 positions.append(owned)
-        return parts, _rows_of(positions, len(keys), layout.dim, which)
-
-    def _versioned(
-        self, table: str, seen: Seen, parts: Sequence[Request], join_values: Callable[[list[Floats]], Floats]
-    ) -> Callable[[list[Any]], Versioned]:
-        """What makes one of answers that are [version, values], asked when this was seen of the table; raises EpochChanged."""
-
-        def assemble(answers: list[Any]) -> Versioned:
-            versions = {part.lane.partition: version for part, (version, _) in zip(parts, answers, strict=True)}
-            gone_back = self._session.answered(table, seen, versions)
-            if gone_back is not None:
-                raise gone_back
-            return Versioned(join_values([values for _, values in answers]), versions)
-
-        return assemble
+        return parts, positions
 
     def submit_push(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> KVFuture[None]:
         """push() without waiting. The arrays may be changed as soon as this returns."""
@@ -323,6 +324,19 @@ class TableWorker:
             server_id: {table: TableStatistics(**fields) for table, fields in tables.items()}
             for server_id, tables in sorted(merged.items())
         }
+
+    def steps_behind(self, table: str, *, timeout_s: float | None = None) -> dict[int, dict[str, int]]:
+        """{partition: {worker: pushes behind the one farthest ahead}} of a table with a consistency, of those that are behind."""
+        parts = [lane.ask("steps_behind", self._timeout(timeout_s), table) for lane in self._lanes_of(self._layout(table))]
+        return {part.lane.partition: part.result() for part in parts}
+
+    def _lanes_of(self, layout: Dense | Sparse) -> list[Lane]:
+        return [self._lanes[index] for index, _, _ in layout.slices] if isinstance(layout, Dense) else self._lanes
+
+    def cache_statistics(self) -> dict[str, CacheStatistics]:
+        """{table: what this worker's cache of it has done}, of the tables that have one."""
+        layouts = self._tables.items()
+        return {table: each.cache.statistics() for table, each in layouts if isinstance(each, Sparse) and each.cache is not None}
 
     def balance(self, *, timeout_s: float | None = None) -> Balance:
         """Which servers have more than their share and which answer late (imbalance.py), asked of all of them now."""
@@ -359,11 +373,12 @@ class TableWorker:
             parts, _ = self._scatter("push", table, layout, keys, grads, timeout_s, users)
 
         def applied(versions: list[int]) -> None:
-            partitions = [part.lane.partition for part in parts]
-            gone_back = self._session.answered(table, seen, dict(zip(partitions, versions, strict=True)))
+            gone_back = self._session.answered(table, seen, dict(zip(_partitions(parts), versions, strict=True)), 1)
             if gone_back is not None:  # this push is applied: the next verb says it
-                self._news.append(gone_back)
+                self._session.news.append(gone_back)
 
+        if isinstance(layout, Sparse) and layout.cache is not None:
+            return KVFuture(parts, layout.cache.forgetting(keys.copy() if users else keys, applied)), parts
         return KVFuture(parts, applied), parts
 
     def _push_pull(
@@ -380,9 +395,11 @@ class TableWorker:
             keys, grads = sum_duplicates(asked, grads)
             which = None if keys is asked else np.searchsorted(keys, asked)
             parts, positions = self._scatter(f"push_pull{variant}", table, layout, keys, grads, timeout_s, users)
-            join_values = _rows_of(positions, len(keys), layout.dim, which)
+            join_values = rows_of(positions, len(keys), layout.dim, which)
+            if layout.cache is not None:
+                join_values = layout.cache.forgetting(keys.copy() if users else keys, join_values)
         if self._is_monotonic:
-            versioned = self._versioned(table, seen, parts, join_values)
+            versioned = self._session.versioned(table, seen, _partitions(parts), join_values, 1)
             return KVFuture(parts, lambda answers: versioned(answers).values), parts
         return KVFuture(parts, join_values), parts
 
@@ -400,6 +417,8 @@ class TableWorker:
 
         Returns the parts and, for each, the positions of its keys. One part means all keys, in their order.
         """
+        if layout.cache is not None:
+            layout.cache.forget(keys)
         parts, positions = [], []
         timeout = self._timeout(timeout_s)
         for lane, owned in zip(self._lanes, partition.split(keys, len(self._lanes)), strict=True):
@@ -410,7 +429,7 @@ class TableWorker:
                 if layout.compression is not None:
                     arrays[1:] = layout.compression.encode(arrays[1])
                 if users:
-                    arrays = [_kept(each) if any(each is given for given in users) else each for each in arrays]
+                    arrays = [kept(each) if any(each is given for given in users) else each for each in arrays]
                 parts.append(lane.push(verb, timeout, table, *arrays))
                 positions.append(owned)
         return parts, positions
@@ -436,15 +455,14 @@ class TableWorker:
             if layout.feedback is not None:
                 sent = layout.feedback[number].encode(*sent)
             elif users:
-                sent = (_kept(*sent),)
+                sent = (kept(*sent),)
             parts.append(self._lanes[index].push(method, timeout, table, *sent))
         return parts
 
     # Checks
 
     def _layout(self, table: str) -> Dense | Sparse:
-        if self._news:
-            raise self._news.popleft()
+        self._session.tell()
         layout = self._tables.get(table)
         if layout is None:
             there = ", ".join(sorted(self._tables)) or "none"
@@ -467,16 +485,8 @@ class TableWorker:
         return keys, check_grads(whose, arrays[1], (len(keys), layout.dim))
 
 
-def _rows_of(
-    positions: list[npt.NDArray[np.intp]], length: int, dim: int, which: npt.NDArray[np.intp] | None
-) -> Callable[[list[Floats]], Floats]:
-    """A row for each of `length` keys (no repeats), each part's at its positions; the caller asked for keys[which]."""
-
-    def assemble(answers: list[Floats]) -> Floats:
-        rows = answers[0] if len(answers) == 1 else partition.merge(positions, answers, length, dim)
-        return rows if which is None else rows.take(which, axis=0)
-
-    return assemble
+def _partitions(parts: Sequence[Request]) -> list[int]:
+    return [part.lane.partition for part in parts]
 
 
 def _finish(future: KVFuture[Value], parts: Sequence[Request]) -> Value:
@@ -487,15 +497,3 @@ def _finish(future: KVFuture[Value], parts: Sequence[Request]) -> Value:
         for part in parts:
             part.give_up()
         raise
-
-
-def _kept(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy to send, and to send again; a large one where sending it makes no other copy."""
-    if array.nbytes >= SLAB_BYTES_MIN:
-        try:
-            copy = empty(array.shape, array.dtype)
-        except ShmFull:
-            return array.copy()
-        copy[...] = array
-        return copy
-    return array.copy()

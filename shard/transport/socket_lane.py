@@ -131,7 +131,7 @@ class SocketLane(Connection[list[memoryview]]):
         for block in blocks:
             if block.nbytes:
                 parts.append(block.data)
-        size = sum(len(part) for part in parts)
+        size = sum(map(len, parts))
         if stable:
             return parts, size
         # Nobody else may change what is still to be sent: written at once if the socket takes it all, copied if not.
@@ -268,7 +268,7 @@ class SocketLane(Connection[list[memoryview]]):
         while frame is not None:
             body, blocks = frame
             for block in blocks:
-                block.flags.writeable = False
+                block.setflags(write=False)
             self.on_message(body, blocks)
             if self.error is not None:
                 return False

@@ -13,7 +13,7 @@ import pytest
 
 import prpc_engine
 from prpc_engine import Master, RpcClient, RpcService
-from prpc_engine.errors import DeadlineExceeded, NoServer, RemoteError
+from prpc_engine.errors import BadArguments, DeadlineExceeded, NoServer, RemoteError
 from tests.prpc_engine.handlers import FUNCTIONS, Handlers
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -152,6 +152,16 @@ def test_sixty_four_calls_in_flight_each_get_their_own_answer(world: World) -> N
     for _ in range(20):
         calls = [world.client.submit("echo", number) for number in range(64)]
         assert [call.result(PATIENCE_S) for call in calls] == list(range(64))
+
+
+def test_each_call_counts_once_in_the_budget_of_repeats_whether_it_could_be_sent_or_not(world: World) -> None:
+    budget = world.client._mender.budget
+    before = budget.calls
+    world.client.call("add", 20, 22)
+    world.client.submit("add", 20, 22).result(PATIENCE_S)
+    with pytest.raises(BadArguments):
+        world.client.call("echo", object())
+    assert budget.calls == before + 3
 
 
 def test_the_last_of_many_calls_can_be_waited_for_first(world: World) -> None:

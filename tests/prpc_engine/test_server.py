@@ -104,6 +104,17 @@ def test_a_handler_can_see_who_calls(world: World) -> None:
     assert world.handlers.callers == [world.served]
 
 
+def test_nobody_calls_any_more_once_a_handler_has_answered_failed_or_begun(world: World) -> None:
+    world.answer("caller")
+    assert calling_peer() is None
+    with pytest.raises(errors.BadArguments):
+        world.answer("add")
+    assert calling_peer() is None
+    world.ask("wait")
+    world.turn()
+    assert calling_peer() is None
+
+
 def test_async_handlers_count_as_tasks_until_they_end(world: World) -> None:
     calls = [world.ask("wait") for _ in range(3)]
     world.turn()

@@ -61,6 +61,12 @@ class Rounds:
                 self._ask_all("checkpoint_committed", save_id, saved)
             except (RpcError, TimeoutError) as error:
                 logger.warning("the checkpoint %s is good, but the next one will be full: %s", saved["name"], str(error))
+        try:
+            self._ask_all("checkpoint_durable", save_id)
+        except (RpcError, TimeoutError) as error:
+            logger.warning(
+                "the checkpoint %s is good, but who waits for it is told after the next: %s", saved["name"], str(error)
+            )
 
     def restore(self, folder: str, layout: Layout) -> int:
         """See TableWorker.restore(). `layout` says what each server is to have of the tables saved."""

@@ -20,57 +20,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-import msgspec
-import numpy as np
-
 from prpc_engine import errors
 from prpc_engine.kv.pslite import ids
-from prpc_engine.kv.pslite.outbox import Outbox
+from prpc_engine.kv.pslite.lane import Lane
 from prpc_engine.kv.pslite.postoffice import Postoffice
-from prpc_engine.kv.pslite.reliable import PATIENCE_GROWTH_MAX, Dice
-from shard import VALUE, ClosedError, Future
+from prpc_engine.kv.pslite.reliable import Dice
+from prpc_engine.kv.pslite.request import MISSING, Part, Request
+from shard import ClosedError
 
 REQUEST_TIMEOUT_S = 60.0  # of a request that is given none: servers may wait for other workers before they answer
 FAILED_MAX = 4096
 
 logger = logging.getLogger("prpc")
 _now = time.monotonic
-_MISSING = object()  # an answer that has not come; None is one
-
-
-class Request(Future):
-    """One timestamp."""
-
-    timestamp: int = 0
-    missing: int = 0
-    answers: Any = None  # by part, a list
-    finish: Callable[[int, list[Any]], object] | None = None
-    parts: Sequence[tuple[int, tuple[Any, ...], int]] = ()  # until it is done
-
-
-class Part(msgspec.Struct, eq=False):
-    """What goes to one node."""
-
-    request: Request
-    index: int
-    node: int
-    kind: str
-    arguments: tuple[Any, ...]
-    nbytes: int
-    deadline: float
-    sequence: int = -1  # where messages are sent again: its number in its lane
-    attempts: int = 0
-    is_taken: bool = False  # out of the outbox: its arrays are the transport's
-
-
-class Lane:
-    """The way to one node."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # a part that fails while it is sent lets the next one go
-        self.outbox: Outbox[Part] = Outbox()
-        self.sequence = 0  # of the next part that leaves for the first time
-        self.unanswered: dict[int, Part] = {}  # by sequence, ascending
 
 
 class Customer:
@@ -79,8 +41,7 @@ class Customer:
     def __init__(self, postoffice: Postoffice, app_id: int, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self.app_id = app_id
         self.request_timeout_s = request_timeout_s
-        self._incarnation, self._number = postoffice.incarnation, next(postoffice.customers)
-        self._submit_to = postoffice.client.submit_to
+        self._postoffice, self._number = postoffice, next(postoffice.customers)
         self._driver = postoffice.driver
         self._reactor = postoffice.driver.reactor
         self._timestamps = itertools.count()
@@ -91,62 +52,45 @@ class Customer:
         self._failed: dict[int, BaseException] = {}
         self._lanes: dict[int, Lane] = {}
         settings = postoffice.settings
-        self._resend_s = settings.resend_s
         self._dice = Dice(settings.drop_percent, settings.drop_seed, 0) if settings.drop_percent else None
-        self._is_plain = not self._resend_s and self._dice is None  # nothing is lost, nothing sent again
 
     def request(
         self,
         timestamp: int,
         kind: str,
         parts: Sequence[tuple[int, tuple[Any, ...], int]],
-        finish: Callable[[int, list[Any]], object],
+        finish: Callable[[int, list[Any]], object] | None,
         priority: int = 0,
         timeout_s: float | None = None,
         stable: bool = False,
     ) -> int:
-        """Send (node, arguments, bytes) parts; the timestamp. finish(timestamp, answers) runs when all have come, in their order.
+        """Send (node, arguments, bytes) parts; the timestamp. finish(timestamp, answers) runs when all have come, in their order,
+        if it is given.
 
         stable  arrays among the arguments stay as they are until it is done: those that have to wait here are not copied
         Raises Backpressure where there is no room for the first part; where there is none for a later one, wait() does."""
         count = len(parts)
-        request = self._open[timestamp] = Request(
-            self._driver, 0, None, None, timestamp, count, [_MISSING] * count, finish, parts
-        )
+        request = self._open[timestamp] = Request(self._driver, 0, None, None, timestamp, count, [MISSING] * count, finish, parts)
         if not count:
             self._complete(request)
         if timeout_s is None:
             timeout_s = self.request_timeout_s
         deadline = _now() + timeout_s
         for index, (node, arguments, nbytes) in enumerate(parts):
-            part = Part(request, index, node, kind, arguments, nbytes, deadline)
-            lane = self._lanes.get(node) or self._lanes.setdefault(node, Lane())
-            with lane.lock:
-                if self._is_plain and lane.outbox.admit(nbytes):  # the usual way
-                    try:
-                        call: Future = self._submit_to(node, kind, *arguments, timeout_s=timeout_s)
-                    except Exception as error:
-                        call = _failed(error)
-                    sent = None
-                else:
-                    try:
-                        lane.outbox.put(part, nbytes, priority)
-                    except errors.Backpressure as error:
-                        if index == 0:
-                            del self._open[timestamp]
-                            raise
-                        self._fail(request, error)
-                        break
-                    sent = self._pump(lane)
-                    if not stable and (self._resend_s or not part.is_taken):
-                        part.arguments = tuple([each.copy() if isinstance(each, np.ndarray) else each for each in arguments])
-            if sent is not None:
-                self._listen(lane, sent)
-            elif call.finished:
-                self._reactor.call_soon(partial(self._answered, lane, part, call))
-            else:
-                call.add_done_callback(partial(self._answered, lane, part))
+            part = Part(request, index, kind, arguments, nbytes, timeout_s, deadline)
+            try:
+                (self._lanes.get(node) or self._lane_to(node)).send(part, priority, stable)
+            except errors.Backpressure as error:
+                if index == 0:
+                    del self._open[timestamp]
+                    raise
+                self._fail(request, error)
+                break
         return timestamp
+
+    def _lane_to(self, node: int) -> Lane:
+        lane = Lane(node, self._number, self._postoffice, self._dice, self._count, self._fail)
+        return self._lanes.setdefault(node, lane)
 
     def wait(self, timestamp: int, timeout_s: float | None = None) -> None:
         """Return once that request is done and its callback has run. Again, and from any thread.
@@ -155,7 +99,8 @@ class Customer:
         `timeout_s` seconds; None waits for the request's own deadline. BadArguments for a timestamp that was not given yet."""
         request = self._open.get(timestamp)
         if request is None:
-            self._check_done(timestamp)
+            if self._failed or not 0 <= timestamp < self._given:
+                self._check_done(timestamp)
             return
         try:
             request.result(timeout_s)
@@ -165,7 +110,7 @@ class Customer:
             self._raise_closed(timestamp)
         except TimeoutError:
             waits = zip(request.parts, request.answers, strict=False)
-            silent = [ids.name_of(node) for (node, _, _), answer in waits if answer is _MISSING]
+            silent = [ids.name_of(node) for (node, _, _), answer in waits if answer is MISSING]
             raise errors.DeadlineExceeded(
                 f"request {timestamp} of app {self.app_id} is not answered after {timeout_s} s by: {', '.join(silent)}; wait "
                 "longer, or look what they do"
@@ -203,73 +148,6 @@ class Customer:
 
     # -- parts -------------------------------------------------------------------------------------------------------------
 
-    def _pump(self, lane: Lane) -> list[tuple[Part, Future]]:
-        """Send what may leave; who has been called. Under the lane's lock."""
-        sent = []
-        while (part := lane.outbox.take()) is not None:
-            part.is_taken = True
-            sent.append((part, self._send(lane, part)))
-        return sent
-
-    def _listen(self, lane: Lane, sent: list[tuple[Part, Future]]) -> None:
-        """Without the lock: what completes meanwhile runs the user's callback here and now."""
-        for part, call in sent:
-            if call.finished:  # it failed at once, as the next ones may: one after the other, not one within the other
-                self._reactor.call_soon(partial(self._answered, lane, part, call))
-            else:
-                call.add_done_callback(partial(self._answered, lane, part))
-
-    def _send(self, lane: Lane, part: Part) -> Future:
-        """Call its node. What is wrong becomes the outcome. Under the lane's lock."""
-        try:
-            if part.request.finished:
-                raise errors.Cancelled("another part of the request has failed")
-            left_s = part.deadline - _now()
-            if left_s <= 0:
-                raise errors.DeadlineExceeded(f"{ids.name_of(part.node)} took too long with what was sent before: slow down")
-            if not self._resend_s:
-                return self._submit_to(part.node, part.kind, *part.arguments, timeout_s=left_s)
-            if part.sequence < 0:
-                part.sequence = lane.sequence
-                lane.sequence += 1
-                lane.unanswered[part.sequence] = part
-            left_s = min(left_s, self._resend_s * min(PATIENCE_GROWTH_MAX, 2**part.attempts))
-            part.attempts += 1
-            number = self._incarnation, self._number, part.sequence, next(iter(lane.unanswered))
-            return self._submit_to(part.node, "once", *number, part.kind, *part.arguments, timeout_s=left_s)
-        except Exception as error:
-            return _failed(error)
-
-    def _answered(self, lane: Lane, part: Part, call: Future) -> None:
-        error = call._outcome if call.finished != VALUE else None
-        if not self._is_plain:
-            if self._dice is not None and self._dice.drops():
-                error = errors.DeadlineExceeded(f"the answer of {ids.name_of(part.node)} was dropped (PS_DROP_MSG)")
-            if self._resend_s and isinstance(error, errors.DeadlineExceeded) and part.deadline > _now():
-                pause_s = 0.0 if error is call._outcome else self._resend_s
-                self._reactor.call_soon(partial(self._send_again_after, lane, part, pause_s))
-                return
-            with lane.lock:
-                lane.unanswered.pop(part.sequence, None)
-        with lane.lock:
-            sent = self._pump(lane) if lane.outbox.finished(part.nbytes) else None
-        if error is None:
-            self._count(part, call._outcome)
-        else:
-            self._fail(part.request, error)
-        if sent is not None:
-            self._listen(lane, sent)
-
-    def _send_again_after(self, lane: Lane, part: Part, pause_s: float) -> None:
-        """In the reactor."""
-
-        def send() -> None:
-            with lane.lock:
-                call = self._send(lane, part)
-            self._listen(lane, [(part, call)])
-
-        self._reactor.call_later(pause_s, send)
-
     def _count(self, part: Part, answer: Any) -> None:
         request = part.request
         request.answers[part.index] = answer
@@ -282,12 +160,12 @@ class Customer:
             self._complete(request)
 
     def _complete(self, request: Request) -> None:
-        assert request.finish is not None
-        try:
-            request.finish(request.timestamp, request.answers)
-        except Exception as error:
-            self._fail(request, error)
-            return
+        if request.finish is not None:
+            try:
+                request.finish(request.timestamp, request.answers)
+            except Exception as error:
+                self._fail(request, error)
+                return
         request.answers = request.parts = ()  # the arrays go back to whoever lent them
         self._open.pop(request.timestamp, None)
         request.set_result(None)
@@ -305,12 +183,6 @@ class Customer:
             request.set_error(error)
         else:
             self._reactor.call_soon(partial(request.set_error, error))  # whoever waits may have it parked
-
-
-def _failed(error: BaseException) -> Future:
-    future = Future()
-    future.set_error(error)
-    return future
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from prpc_engine.errors import Backpressure
+from prpc_engine.failures import told
 from prpc_engine.kv.pslite import wire
 from prpc_engine.kv.pslite.mailroom import KV, SIMPLE, Mailroom
 from prpc_engine.kv.pslite.meetings import Meetings
 from prpc_engine.kv.pslite.reliable import Arrivals, Dice
+from prpc_engine.kv.pslite.wire import FORGOTTEN
 from shard import Future, Reactor
+
+LATE_MAX = 65536  # answers that are to come later, of requests that came together
 
 
 class Endpoint:
@@ -19,7 +26,9 @@ class Endpoint:
     def __init__(self, mailroom: Mailroom, reactor: Reactor, members: Callable[[int], Sequence[int]], dice: Dice | None) -> None:
         self._mailroom, self._reactor, self._members, self._dice = mailroom, reactor, members, dice
         self._early, self._handlers = mailroom.early, mailroom.handlers[KV]
-        self._arrivals, self._meetings = Arrivals(), Meetings()
+        self._arrivals, self.meetings = Arrivals(), Meetings()
+        self._late: dict[int, Future] = {}
+        self._numbers = itertools.count(secrets.randbits(62))  # those of another process of this node id are others
 
     def hello(self) -> None:
         """Connect."""
@@ -29,6 +38,37 @@ class Endpoint:
         if self._dice is not None and self._dice.drops():
             return Future()  # the caller's deadline ends it
         return self._take_kv(head, *arrays)
+
+    def kv_many(self, patience_s: float, *heads: bytes) -> Any:
+        """Several small ones, one after the other, each with an answer of its own: lane.py. None: all are answered by None.
+
+        What is not answered yet can be asked for by late() for patience_s seconds."""
+        answers = [self._answer_of(head) for head in heads]
+        late = [number for number in answers if type(number) is int]
+        if late:
+            self._reactor.call_later(patience_s, partial(self._forget, late))
+        return answers if any(each is not None for each in answers) else None
+
+    def late(self, number: int) -> Any:
+        """The answer to one of kv_many() that there was none of: each can be asked for once."""
+        return self._late.pop(number, FORGOTTEN)
+
+    def _answer_of(self, head: bytes) -> Any:
+        try:
+            answer = self.kv(head)
+            if not isinstance(answer, Future):
+                return answer
+            if len(self._late) >= LATE_MAX:
+                raise Backpressure(f"{LATE_MAX} requests are to be answered later: wait() for some first")
+        except (Exception, SystemExit) as error:  # as the engine does for one alone
+            return list(told(error))
+        number = next(self._numbers)
+        self._late[number] = answer
+        return number
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._late.pop(number, None)
 
     def simple(self, app_id: int, *message: Any) -> Any:
         """One request of a SimpleApp: sender, customer id, timestamp, head, body."""
@@ -43,16 +83,16 @@ class Endpoint:
         take: Callable[..., Any] = self._take_kv if kind == KV else self._take_simple
         return self._arrivals.answer((incarnation, lane), sequence, floor, partial(take, *message))
 
-    def barrier(self, group: int, nodes: Sequence[int], patience_s: float) -> Any:
-        """At the scheduler: those nodes are there. (), or the ids of those that are not after patience_s seconds."""
+    def barrier(self, group: int, nodes: Sequence[int], patience_s: float, passed: int) -> Any:
+        """At the node that holds it: those nodes are there. (), or the ids of those that are not after patience_s seconds."""
         expected, call = self._members(group), Future()
-        if self._meetings.arrive(group, expected, nodes, call):
+        if self.meetings.arrive(group, expected, nodes, call, passed):
             return ()
-        timer = self._reactor.call_later(patience_s, partial(self._meetings.give_up, group, expected, call))
+        timer = self._reactor.call_later(patience_s, partial(self.meetings.give_up, group, expected, call))
 
         def leave(_: Future) -> None:
             timer.cancel()
-            self._meetings.leave(group, nodes, call)
+            self.meetings.leave(group, nodes, call)
 
         call.add_done_callback(leave)
         return call

@@ -64,12 +64,13 @@ class KVWorker(SimpleApp):
         super().__init__(app_id, customer_id, request_handle, request_timeout_s=request_timeout_s, instance=instance)
         self._servers: Sequence[int] = self.postoffice.peers(ids.SERVER_GROUP, instance)
         self._ranges = self.postoffice.key_ranges
-        self._slicer: Slicer = by_ranges
+        self.set_slicer(by_ranges)
         self.postoffice.connect(self._servers, timeout_s)
 
     def set_slicer(self, slicer: Slicer) -> None:
         """Who gets which keys is for slicer(pairs, ranges) to say: slicer.py."""
-        self._slicer = slicer
+        self._slicer: Slicer = slicer
+        self._is_whole = slicer is by_ranges and len(self._servers) == 1  # nothing to cut
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class KVWorker(SimpleApp):
         keys = check_keys("push", keys)
         pushed = check_vals("push", "vals", vals)
         pairs = KVPairs(keys, pushed, check_layout("push", keys, pushed, lens), priority)
-        finish = _nothing if callback is None else partial(_call_back, callback)
+        finish = None if callback is None else partial(_call_back, callback)
         return self._send(PUSH, pairs, cmd, finish, timeout_s, stable)
 
     def _pull(
@@ -215,22 +216,23 @@ class KVWorker(SimpleApp):
         flags: int,
         pairs: KVPairs,
         cmd: int,
-        finish: Callable[[int, list[Any]], object],
+        finish: Callable[[int, list[Any]], object] | None,
         timeout_s: float | None,
         stable: bool,
     ) -> int:
-        servers, slices = self._servers, self._slicer(pairs, self._ranges)
+        customer, servers = self._customer, self._servers
+        timestamp = customer.new_timestamp()
+        header = self.app_id, self.node, self.customer_id, cmd, timestamp
+        if self._is_whole and len(pairs.keys):
+            part = servers[0], *wire.pack(*header, flags, pairs)
+            return customer.request(timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable)
+        slices = self._slicer(pairs, self._ranges)
         if self._slicer is not by_ranges:
             check_slices(slices, pairs.keys, self._ranges)
             in_order = sorted(zip(self._servers, slices, strict=True), key=_first_key)  # answers are put together in that order
             servers, slices = [server for server, _ in in_order], [each for _, each in in_order]
-        customer, app_id, node, customer_id = self._customer, self.app_id, self.node, self.customer_id
-        timestamp = customer.new_timestamp()
-        if len(servers) == 1 and slices[0] is pairs:
-            part = servers[0], wire.pack(app_id, node, customer_id, cmd, timestamp, flags, pairs), pairs.nbytes
-            return customer.request(timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable)
         parts = [
-            (server, wire.pack(app_id, node, customer_id, cmd, timestamp, flags, each), each.nbytes)
+            (server, *wire.pack(*header, flags, each))
             for server, each in zip(servers, slices, strict=True)
             if each is not None and len(each.keys)
         ]
@@ -239,10 +241,6 @@ class KVWorker(SimpleApp):
 
 def _first_key(sent: tuple[int, KVPairs | None]) -> int:
     return int(sent[1].keys[0]) if sent[1] is not None and len(sent[1].keys) else -1
-
-
-def _nothing(timestamp: int, answers: object) -> None:
-    """Nobody wants to be called."""
 
 
 def _call_back(callback: Callback | None, timestamp: int, answers: object) -> None:

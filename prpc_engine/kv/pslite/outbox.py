@@ -2,12 +2,19 @@
 
 So many messages and bytes are on their way at a time; the rest waits where its priority still counts, and not in a transport
 that keeps its own order. One message may always go, however large.
+
+    small message, and on their way are   it
+    fewer than ALONE_MAX                  leaves at once, alone
+    as many                               waits for others, so that they leave together: its owner says when
+
+Messages leave together, within bounds, when they are of one priority and of one `kind`; those of kind None leave alone.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
+from bisect import insort
+from collections import deque
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from prpc_engine.errors import Backpressure
@@ -15,6 +22,9 @@ from prpc_engine.errors import Backpressure
 MESSAGES_MAX = 256  # on their way: enough to keep a server at work while answers travel
 BYTES_MAX = 16 << 20  # on their way; above what one message of the usual tensors has
 WAITING_MAX = 65536  # before the caller is told to wait for some
+ALONE_MAX = 8  # small messages on their way before more of them wait for each other: a few cost less alone than late
+TOGETHER_MAX = 32  # messages that leave as one: what a call costs is spread over them by then
+TOGETHER_BYTES_MAX = 14 << 10  # of their arrays: with their heads, what the engine still packs in one piece
 
 Item = TypeVar("Item")
 
@@ -24,40 +34,67 @@ class Outbox(Generic[Item]):
 
     def __init__(self, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX, waiting_max: int = WAITING_MAX) -> None:
         self._messages_max, self._bytes_max, self._waiting_max = messages_max, bytes_max, waiting_max
-        self._waiting: list[tuple[int, int, int, Item]] = []  # (-priority, number, bytes, item): a heap
-        self._numbers = itertools.count()
+        self._queues: dict[int, deque[tuple[Item, int, Hashable]]] = {}  # by priority; none is empty
+        self._priorities: list[int] = []  # of those, ascending
+        self._waiting = 0
         self._messages = self._bytes = 0  # on their way
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._waiting
 
-    def admit(self, nbytes: int) -> bool:
+    def admit(self, nbytes: int, is_small: bool = False) -> bool:
         """Whether a message may leave at once, as nothing waits and there is room: then it counts as taken."""
-        if self._waiting or (self._messages and (self._messages >= self._messages_max or self._bytes + nbytes > self._bytes_max)):
+        messages = self._messages
+        if self._waiting or (
+            messages and (messages >= (ALONE_MAX if is_small else self._messages_max) or self._bytes + nbytes > self._bytes_max)
+        ):
             return False
         self._messages += 1
         self._bytes += nbytes
         return True
 
-    def put(self, item: Item, nbytes: int, priority: int = 0) -> None:
-        """Have it sent; a higher priority goes first. Raises Backpressure."""
-        if len(self._waiting) >= self._waiting_max:
-            raise Backpressure(f"{len(self._waiting)} messages wait to be sent, {self._waiting_max} may: wait() for some first")
-        heapq.heappush(self._waiting, (-priority, next(self._numbers), nbytes, item))
+    def put(self, item: Item, nbytes: int, priority: int = 0, kind: Hashable = None) -> bool:
+        """Have it sent; a higher priority goes first. Whether there is reason to take() now. Raises Backpressure."""
+        if self._waiting >= self._waiting_max:
+            raise Backpressure(f"{self._waiting} messages wait to be sent, {self._waiting_max} may: wait() for some first")
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = deque()
+            insort(self._priorities, priority)
+        queue.append((item, nbytes, kind))
+        self._waiting += 1
+        return kind is None or self._waiting >= TOGETHER_MAX or self._messages < ALONE_MAX
 
-    def take(self) -> Item | None:
-        """What is to be sent now; None while enough is on its way, or nothing waits."""
+    def take(self) -> list[Item]:
+        """What is to be sent now, together; nothing while enough is on its way, or nothing waits."""
         if not self._waiting:
-            return None
-        nbytes = self._waiting[0][2]
-        if self._messages and (self._messages >= self._messages_max or self._bytes + nbytes > self._bytes_max):
-            return None
-        self._messages += 1
+            return []
+        priority = self._priorities[-1]
+        queue = self._queues[priority]
+        item, nbytes, kind = queue[0]
+        room = self._messages_max - self._messages
+        if self._messages and (room <= 0 or self._bytes + nbytes > self._bytes_max):
+            return []
+        taken = [item]
+        queue.popleft()
+        if kind is not None:
+            room = min(room, TOGETHER_MAX)
+            while queue and len(taken) < room:
+                item, more, other = queue[0]
+                if other != kind or nbytes + more > TOGETHER_BYTES_MAX:
+                    break
+                queue.popleft()
+                taken.append(item)
+                nbytes += more
+        if not queue:
+            del self._queues[priority], self._priorities[-1]
+        self._waiting -= len(taken)
+        self._messages += len(taken)
         self._bytes += nbytes
-        return heapq.heappop(self._waiting)[3]
+        return taken
 
-    def finished(self, nbytes: int) -> bool:
-        """One that was taken has been answered, or has failed; whether others wait."""
-        self._messages -= 1
+    def finished(self, nbytes: int, messages: int = 1) -> bool:
+        """So many that were taken have been answered, or have failed; whether others wait."""
+        self._messages -= messages
         self._bytes -= nbytes
-        return bool(self._waiting)
+        return self._waiting > 0

@@ -18,6 +18,7 @@ from prpc_engine.errors import BadArguments
 Keys = npt.NDArray[np.uint64]
 Vals = npt.NDArray[Any]
 Lens = npt.NDArray[np.int32]
+_KEY = np.dtype(np.uint64)  # comparing with this one makes none
 NO_VALS: Vals = np.empty(0, np.float32)
 
 
@@ -31,16 +32,10 @@ class KVPairs(msgspec.Struct, frozen=True, eq=False):
     lens: Lens | None = None
     priority: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Of all arrays together."""
-        nbytes = self.keys.nbytes + self.vals.nbytes
-        return nbytes if self.lens is None else nbytes + self.lens.nbytes
-
 
 def check_keys(verb: str, keys: object) -> Keys:
     """`keys` if they are uint64[n] and strictly increasing, else BadArguments."""
-    if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64 or keys.ndim != 1:
+    if not isinstance(keys, np.ndarray) or keys.dtype != _KEY or keys.ndim != 1:
         raise BadArguments(f"{verb}: keys are {_described(keys)}; a numpy array uint64[n] is allowed")
     if len(keys) > 1:
         wrong = keys[1:] <= keys[:-1]

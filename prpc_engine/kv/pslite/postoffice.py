@@ -10,7 +10,9 @@ A place is a role, a customer and an instance. Its node id is the server id of a
 one living session only: so the id of a process that died is free when its session is over, and whoever starts next takes it: as
 often as wanted.
 
-A barrier is one call to the scheduler's endpoint, answered when the last one has come.
+A barrier is one call to the node that holds it, answered when the last one has come: to the scheduler where it is one of the
+group, else to the group's first, so that nobody else has to run for it. When the holder dies, those that wait wait for the next
+process of its node id, as they do for any other that died, and come to it again.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from prpc_engine import errors
@@ -30,16 +32,17 @@ from prpc_engine.kv.pslite import ids
 from prpc_engine.kv.pslite.endpoint import Endpoint
 from prpc_engine.kv.pslite.environment import Settings
 from prpc_engine.kv.pslite.mailroom import Mailroom
-from prpc_engine.kv.pslite.reliable import Dice
+from prpc_engine.kv.pslite.meetings import ANY
+from prpc_engine.kv.pslite.reliable import Dice, follow
 from prpc_engine.master.master import Master
 from prpc_engine.service import SERVERS_PATH, RpcService
-from shard import Driver
+from shard import ClosedError, Driver, Future
 
 SERVICE = "pslite"
 JOB_PATH = "/_pslite_"  # in the master's tree: the number of the job
 START_TIMEOUT_S = 60.0  # for the scheduler to listen, for a free place, for servers to be there
 BARRIER_TIMEOUT_S = 600.0  # members may have much to do before they come
-BARRIER_ANSWER_S = 5.0  # for the scheduler, which ends a barrier's wait, to say who is missing
+BARRIER_ANSWER_S = 5.0  # for the holder, which ends a barrier's wait, to say who is missing
 LEAVE_TIMEOUT_S = 10.0  # for the others to hear that the last barrier is open, before the scheduler ends
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at the scheduler
 CONNECT_PAUSE_S = 0.02  # between attempts, as nobody tells us when a port opens
@@ -66,6 +69,8 @@ class Postoffice:
         self.is_recovery = False
         self._places: dict[Place, int] = {}  # node ids; 0: being taken
         self._mailrooms: dict[int, Mailroom] = {}  # by node id
+        self._endpoints: dict[int, Endpoint] = {}
+        self._passed: dict[tuple[int, int], int] = {}  # barriers, by customer and group
         self._on_close: list[Callable[[], object]] = []
         self._leaving = contextlib.ExitStack()
         self._guard = threading.Lock()
@@ -194,7 +199,7 @@ class Postoffice:
                     server = self._service.create_server(SERVICE, endpoint, node)
                 except errors.Rejected:
                     continue  # a living node has it
-                self._mailrooms[node] = mailroom
+                self._mailrooms[node], self._endpoints[node] = mailroom, endpoint
                 self._leaving.callback(server.close)
                 self.is_recovery = self._service.master_client.generate_id(f"{SERVICE} {node}") > 0
                 return node
@@ -293,19 +298,54 @@ class Postoffice:
             raise errors.ConfigError(f"{ids.name_of(first)} is not in group {group}, whose barrier it came to")
         if len(nodes) == len(expected):
             return
-        deadline = time.monotonic() + timeout_s
-        if ids.SCHEDULER not in self.client.server_ids:
-            self.connect((ids.SCHEDULER,), timeout_s)
-        patience_s = max(0.0, deadline - time.monotonic())
+        passed = self._passed.get((customer_id, group), 0)
         with self._inside():
-            missing = self.client.call_to(
-                ids.SCHEDULER, "barrier", group, nodes, patience_s, timeout_s=patience_s + BARRIER_ANSWER_S
-            )
+            missing = self._meet(group, expected, nodes, time.monotonic() + timeout_s, ANY if self.is_recovery else passed)
         if missing:
             raise errors.DeadlineExceeded(
                 f"the barrier of group {group} did not open within {timeout_s} s: {len(expected) - len(missing)} of "
                 f"{len(expected)} arrived; missing: {', '.join(map(ids.name_of, missing))}"
             )
+        self._passed[customer_id, group] = passed + 1
+
+    def _meet(self, group: int, expected: Sequence[int], nodes: Sequence[int], deadline: float, passed: int) -> Sequence[int]:
+        """Come to the node that holds that barrier; who is missing when the deadline has passed, or nobody."""
+        holder = expected[0]
+        while True:
+            patience_s = max(0.0, deadline - time.monotonic())
+            if holder in self._endpoints:
+                return self._meet_here(self._endpoints[holder], group, nodes, patience_s, passed)
+            try:
+                if holder not in self.client.server_ids:
+                    self.connect((holder,), patience_s)
+                missing: Sequence[int] = self.client.call_to(
+                    holder, "barrier", group, nodes, patience_s, passed, timeout_s=patience_s + BARRIER_ANSWER_S
+                )
+                return missing
+            except (errors.NotSent, errors.MaybeExecuted, errors.UnknownService) as error:
+                if holder == ids.SCHEDULER:
+                    raise  # and with it the job is lost
+                logger.info("%s, which holds the barrier of group %d, is lost: %s", ids.name_of(holder), group, str(error))
+                with contextlib.suppress(errors.DeadlineExceeded):
+                    self.connect((holder,), max(0.0, deadline - time.monotonic()))
+                    continue
+                return (holder,)
+            except errors.DeadlineExceeded:
+                return (holder,)
+
+    def _meet_here(self, endpoint: Endpoint, group: int, nodes: Sequence[int], patience_s: float, passed: int) -> Sequence[int]:
+        """The same where this process holds it."""
+        opened = Future(self.driver)
+        self.driver.reactor.call_soon(lambda: follow(opened, endpoint.barrier(group, nodes, patience_s, passed)))
+        try:
+            missing: Sequence[int] = opened.result(patience_s + BARRIER_ANSWER_S)
+        except ClosedError:
+            raise errors.Closed(f"the barrier of group {group} had not opened when this process left the job") from None
+        return missing
+
+    def waiting(self, group: int) -> set[int]:
+        """Who waits in a barrier that this process holds."""
+        return set().union(*(endpoint.meetings.waiting(group) for endpoint in self._endpoints.values()))
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:

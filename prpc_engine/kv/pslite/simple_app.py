@@ -14,48 +14,50 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import BadArguments, ConfigError, Rejected
 from prpc_engine.kv.pslite.customer import REQUEST_TIMEOUT_S, Customer
 from prpc_engine.kv.pslite.lifecycle import get_postoffice
 from prpc_engine.kv.pslite.mailroom import SIMPLE
 
+_answering = threading.Lock()  # for all answers: a lock for each would cost more than they ever wait for this one
 
-class Answer:
-    """What becomes of one request: answered once, in its handler's turn or later, from any thread."""
 
-    __slots__ = ("_guard", "_is_given", "_later", "_value")
+class Answer(msgspec.Struct, eq=False):
+    """What becomes of one request: answered once, in its handler's turn or later, from any thread.
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._is_given = False
-        self._value: Any = None
-        self._later: Deferred | None = None
+    A Struct because its constructor is in C: one is made for every request."""
+
+    is_given: bool = False
+    value: Any = None
+    later: Deferred | None = None
 
     def give(self, value: Any) -> None:
         """Raises Rejected the second time."""
-        with self._guard:
-            if self._is_given:
+        with _answering:
+            if self.is_given:
                 raise Rejected("this request was answered before: each gets one response")
-            self._is_given, later = True, self._later
+            self.is_given, later = True, self.later
             if later is None:
-                self._value = value
+                self.value = value
         if later is not None:
             later.reply(value)
 
     def fail(self, error: BaseException) -> None:
         """The handler raised, in a thread of its own; where it had answered before, that stays."""
-        with self._guard:
-            is_first, self._is_given, later = not self._is_given, True, self._later
+        with _answering:
+            is_first, self.is_given, later = not self.is_given, True, self.later
         if is_first and later is not None:
             later.fail(error)
 
     def outcome(self) -> Any:
         """After the handler: the value, or what it comes by."""
-        with self._guard:
-            if not self._is_given:
-                self._later = Deferred()
-            return self._later if self._later is not None else self._value
+        with _answering:
+            if not self.is_given:
+                self.later = Deferred()
+            return self.value if self.later is None else self.later
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ from prpc_engine.errors import BadArguments
 from prpc_engine.kv.pslite.pairs import NO_VALS, KVPairs, Lens, Vals
 
 PUSH, PULL, HAS_LENS, IS_INLINE = 1, 2, 4, 8
+FORGOTTEN = -1  # for an answer that was to come later: this server does not know it
 INLINE_BYTES_MAX = 4096  # of all arrays together: from here on, wrapping costs less than copying
 HEAD = struct.Struct("<iiiiqiBBHII")
 ANSWER = struct.Struct("<BBHI")
@@ -62,26 +63,29 @@ class Head(NamedTuple):
     n_vals: int
 
 
-def pack(app_id: int, sender: int, customer_id: int, cmd: int, timestamp: int, flags: int, pairs: KVPairs) -> tuple[Any, ...]:
-    """The arguments of one request. Raises BadArguments for numbers that do not fit."""
+def pack(
+    app_id: int, sender: int, customer_id: int, cmd: int, timestamp: int, flags: int, pairs: KVPairs
+) -> tuple[tuple[Any, ...], int]:
+    """The arguments of one request, and the bytes of its arrays. Raises BadArguments for numbers that do not fit."""
     keys, vals, lens = pairs.keys, pairs.vals, pairs.lens
+    nbytes = keys.nbytes + vals.nbytes
     if lens is not None:
         flags |= HAS_LENS
+        nbytes += lens.nbytes
     dtype = vals.dtype
-    nbytes = keys.nbytes + vals.nbytes
     try:
         if nbytes <= INLINE_BYTES_MAX and dtype.isnative:
+            flags |= IS_INLINE
             head = _pack(
-                *(app_id, sender, customer_id, cmd, timestamp, pairs.priority, flags | IS_INLINE, dtype.num, 0),
-                *(len(keys), len(vals)),
-            )
+                app_id, sender, customer_id, cmd, timestamp, pairs.priority, flags, dtype.num, 0, len(keys), len(vals)
+            )  # fmt: skip
             if lens is None:
-                return (head + keys.tobytes() + vals.tobytes(),)
-            return (head + keys.tobytes() + vals.tobytes() + lens.tobytes(),)
+                return (head + keys.tobytes() + vals.tobytes(),), nbytes
+            return (head + keys.tobytes() + vals.tobytes() + lens.tobytes(),), nbytes
         head = _pack(app_id, sender, customer_id, cmd, timestamp, pairs.priority, flags, 0, 0, len(keys), len(vals))
     except struct.error as error:
         raise BadArguments(f"cmd {cmd!r}, priority {pairs.priority!r} or app id {app_id!r} is no number of 32 bits") from error
-    return head, keys, vals if flags & PUSH else None, lens
+    return (head, keys, vals if flags & PUSH else None, lens), nbytes
 
 
 def read_head(head: bytes) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 import threading
 import time
@@ -19,6 +21,7 @@ from prpc_engine.kv.tree import PlacementNode
 from prpc_engine.service import SERVERS_PATH
 from tests.faults.zygote import Life
 from tests.prpc_engine.processes import wait_until
+from tests.prpc_engine.workloads.servers import cut_socket
 
 TABLE = "counts"
 KEYS_A_PUSH = 16
@@ -26,12 +29,25 @@ KEYS_A_WORKER = 1 << 24
 PUSH_TIMEOUT_S = 60.0
 
 
-def serve_elastic(life: Life, master: str, settings: dict[str, Any], lease_s: float | None = None) -> None:
-    """One server until SIGTERM."""
+def serve_elastic(
+    life: Life, master: str, settings: dict[str, Any], lease_s: float | None = None, cut_every_s: float = 0.0
+) -> None:
+    """One server until SIGTERM; cut_every_s: about so often one of the connections to it or from it is cut."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    chance = random.Random(os.getpid())
     with RpcService(master, lease_s=lease_s) as service, ElasticServer(service, **settings):
         life.done = 1
-        signal.sigwait({signal.SIGTERM})
+        while cut_every_s and not signal.sigtimedwait({signal.SIGTERM}, chance.uniform(0.0, 2 * cut_every_s)):
+            service.in_reactor(lambda done: done.set_result(cut_one(service, chance)))
+        if not cut_every_s:
+            signal.sigwait({signal.SIGTERM})
+
+
+def cut_one(service: RpcService, chance: random.Random) -> None:
+    """Cut the connection of some peer, whoever it is. In the reactor's thread."""
+    peers = [peer for peer in service._node.peers() if not peer.lost and peer.connection.transport in ("shm", "tcp")]
+    if peers:
+        cut_socket(chance.choice(peers))
 
 
 def keys_of(worker: int, push: int) -> Any:

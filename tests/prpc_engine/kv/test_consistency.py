@@ -17,7 +17,7 @@ from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
 from prpc_engine.kv.consistency import Clocks, from_spec
 from prpc_engine.kv.hosted import Hosted
 from prpc_engine.kv.local import LocalService
-from prpc_engine.kv.pace import WAITING_MAX
+from prpc_engine.kv.pace import GRACE_S, WAITING_MAX
 from prpc_engine.kv.table_spec import from_dict
 from shard import CONTEXT
 
@@ -48,6 +48,12 @@ class FakeWorker:
         self.connection.error = OSError("gone")
         for tell in self.when_lost:
             tell(self)
+
+    def is_gone(self) -> None:
+        self.is_lost()
+        for delay_s, callback in self.timers.copy():
+            if delay_s == GRACE_S:
+                callback()
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -147,6 +153,16 @@ def test_who_joins_enters_at_the_slowest_clock_and_who_leaves_holds_nobody_up() 
     assert clocks.lead(1) == 0
 
 
+def test_who_is_behind_is_known_by_name() -> None:
+    clocks = Clocks(3)
+    for worker, pushes in ((1, 4), (2, 1), (3, 4)):
+        clocks.enter(worker, f"worker {worker}")
+        clocks.tick(worker, pushes)
+    assert clocks.steps_behind() == {"worker 2": 3}
+    clocks.leave(2)
+    assert clocks.steps_behind() == {}
+
+
 def test_after_the_last_one_all_are_awaited_anew_unless_it_comes_back() -> None:
     clocks = Clocks(2)
     for worker in (1, 2):
@@ -174,7 +190,7 @@ def test_a_step_is_applied_once_with_the_pushes_of_all(reduce: str, value: float
     assert not first.done()
     assert pull(one, table) == 0
     second = push(two, table, 4.0)
-    assert (first.result(), second.result()) == (None, None)
+    assert (first.result(), second.result()) == (1, 1)
     assert pull(two, table) == value
     assert table.statistics().pushes == 1
     assert not one.timers
@@ -208,7 +224,7 @@ def test_a_push_that_does_not_fit_hurts_nobody_else() -> None:
         table.push(np.ones(2, np.float32))
     assert not waiting.done()
     push(two, table)
-    assert waiting.result() is None
+    assert waiting.result() == 1
     assert pull(two, table) == 2
 
 
@@ -224,7 +240,7 @@ def test_a_wait_ends_before_its_callers_deadline_and_names_who_is_behind() -> No
     assert not one.timers
     again = push(one, table, 5.0)  # the push that failed is in no step
     push(two, table, 5.0)
-    assert again.result() is None
+    assert again.result() == 2
     assert pull(one, table) == 1 + 5
 
 
@@ -243,8 +259,8 @@ def test_a_worker_that_dies_holds_no_step_up_and_what_it_sent_counts(caplog: pyt
         push(worker, table)
     push(two, table, 10)
     waiting = push(one, table, 100)
-    two.is_lost()
-    three.is_lost()
+    two.is_gone()
+    three.is_gone()
     assert waiting.done()
     assert pull(one, table) == 3 + 110
     assert "worker 3 is gone: table 'w' waits for it no longer" in caplog.text
@@ -260,9 +276,25 @@ def test_a_new_connection_of_the_same_worker_takes_its_place_again() -> None:
     one.is_lost()
     push(FakeWorker(2), table)
     assert pull(other, table) == 4
-    other.is_lost()
+    other.is_gone()
     push(FakeWorker(2), table)
     assert pull(FakeWorker(2), table) == 5
+
+
+def test_a_worker_whose_connection_was_cut_is_waited_for_a_little() -> None:
+    table, one, two, again = dense(Sync(2, "sum")), FakeWorker(1), FakeWorker(2), FakeWorker(1)
+    push(one, table)
+    push(two, table)
+    one.is_lost()
+    waiting = push(two, table, 10)
+    assert not waiting.done()
+    with again.calls():
+        table.worker_is_here()
+    assert not [delay_s for delay_s, _ in one.timers if delay_s == GRACE_S]
+    push(again, table, 5)
+    assert (waiting.result(), pull(two, table)) == (2, 17)
+    again.is_gone()
+    assert push(two, table).done()
 
 
 def test_verbs_that_wait_are_bounded_in_number() -> None:
@@ -289,11 +321,11 @@ def test_a_worker_may_be_so_far_ahead_and_no_farther(bound: int) -> None:
     table, one, two = dense(Ssp(2, bound)), FakeWorker(1), FakeWorker(2)
     for done in range(bound + 1):
         assert pull(one, table) == done
-        assert push(one, table) is None
+        assert push(one, table) == done + 1
     waiting = [pull(one, table), push(one, table), pull(one, table)]
     assert not any(each.done() for each in waiting)
     assert pull(two, table) == bound + 1  # it only reads as yet, and waits for nobody
-    assert push(two, table) is None
+    assert push(two, table) == bound + 2
     assert [each.done() for each in waiting] == [True, True, False]
     assert waiting[0].result() == bound + 2
     push(two, table)
@@ -321,8 +353,8 @@ def test_a_worker_that_dies_bounds_nobody() -> None:
     push(two, table)
     push(one, table)
     waiting, sent = pull(one, table), push(one, table, 5)
-    two.is_lost()
-    assert (waiting.result(), sent.result()) == (3, None)
+    two.is_gone()
+    assert (waiting.result(), sent.result()) == (3, 4)
     assert pull(one, table) == 8
 
 
@@ -330,7 +362,7 @@ def test_what_a_dead_worker_had_pushed_is_applied_and_what_it_pulled_dropped() -
     table, one, two = dense(Ssp(2, 0)), FakeWorker(1), FakeWorker(2)
     push(one, table)
     waiting = [pull(one, table), push(one, table)]
-    one.is_lost()
+    one.is_gone()
     assert all(each.done() for each in waiting)
     assert pull(two, table) == 2
 

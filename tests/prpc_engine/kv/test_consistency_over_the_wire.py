@@ -69,6 +69,9 @@ def test_a_worker_too_far_ahead_waits_within_its_deadline(job: tuple[TableWorker
     for _ in range(2):
         kv.push("rows", keys, grads)
     assert kv.pull("rows", keys) == 3
+    behind = kv.steps_behind("rows")
+    assert sorted(behind) == [0, 1]
+    assert [list(each.values()) for each in behind.values()] == [[1], [1]]
     kv.push("rows", keys, grads)
     with pytest.raises(RemoteError, match=r"WorkersBehind: table 'rows' .* waited .* for .*; it has not run"):
         kv.pull("rows", keys, timeout_s=0.2)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import Backpressure, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
+from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
 from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.lane import Address, Lane
 from prpc_engine.kv.ledger import WINDOW
 from prpc_engine.kv.local import LocalService
-from shard import Future
+from shard import ClosedError, Future
 from tests.faults.zygote import Life
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
@@ -97,7 +97,7 @@ def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master
         assert worker.pull("counts", np.arange(PUSHES * KEYS_A_PUSH)).min() == 1
         assert worker.pull("counts", np.arange(PUSHES * KEYS_A_PUSH)).max() == 1
         assert worker.pull("sum").tolist() == [[PUSHES] * 2] * 3
-        assert sum(lane.repeats for lane in worker._lanes) > 10
+        assert sum(lane.repeats for lane in worker._lanes) > 0
         assert [lane.unanswered() for lane in worker._lanes] == [0, 0]
         wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
     for server in servers:
@@ -138,7 +138,7 @@ def test_a_server_applies_a_push_that_comes_twice_once_also_while_a_gate_holds_i
     assert shard.ledger.highest(1) == 1
     shard.checkpoint_release("0" * 16)
     assert first.result().tolist() == second.result().tolist() == [[2], [2]]
-    assert other.result() is None
+    assert other.result() == 3  # the version that it made
     assert shard.apply(1, 2, "push_pull", "counts", keys, ones).tolist() == [[3], [3]]
     assert (shard.ledger.highest(1), shard.ledger.highest(2)) == (2, 2)
     shard.apply(1, 2 + WINDOW, "push", "counts", keys, ones)
@@ -219,3 +219,28 @@ def test_a_lost_push_ends_at_its_deadline(farm: Farm, master: Master) -> None:
         os.kill(server.pid, signal.SIGCONT)
         wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
     end(server)
+
+
+def test_what_is_lost_ends_with_the_service(farm: Farm, master: Master) -> None:
+    server = farm.start_ready(serve_tables, master.address, "tcp")
+    with RpcService(master.address, transports=["tcp"]) as service:
+        worker = TableWorker(service)
+        worker.create_sparse("counts", 1, ADD)
+        os.kill(server.pid, signal.SIGSTOP)
+        push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32))
+        cut_all(service)
+        wait_until(lambda: worker._lanes[0].repeats, "another attempt")
+    with pytest.raises((Closed, ClosedError, MaybeExecuted)):
+        push.result(PATIENCE_S)
+    wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+    os.kill(server.pid, signal.SIGCONT)
+    end(server)
+
+
+def test_an_acknowledged_push_keeps_no_arrays() -> None:
+    client, lane = make_lane()
+    request = lane.push("push", 30.0, "t", np.zeros(1))
+    assert len(request.args) == 5
+    client.calls[0][0].set_result(None)
+    assert request.result() is None
+    assert request.args == ()

@@ -59,6 +59,21 @@ def test_a_death_promotes_a_replica_with_a_new_epoch_and_fills_others_anew() -> 
     assert set(other.joining) == {3, 4}
 
 
+def test_while_no_other_replica_has_come_those_of_before_are_promoted_when_nobody_else_is_left() -> None:
+    placed = Placed(1, 5, replicas=(2, 3))
+    one = plan(Placement((placed,), 2), [2, 3, 4]).partitions[0]
+    assert (one.primary, one.spares, set(one.joining)) == (2, (3,), {3, 4})
+    two = plan(Placement((one,), 2), [3, 4]).partitions[0]
+    assert (two.primary, two.epoch, two.spares, two.history) == (3, 7, (), 0)
+    filled = joined(one, 4)
+    assert filled.spares == ()
+    assert plan(Placement((filled,), 2), [3, 4]).partitions[0].primary == 4
+    assert plan(Placement((filled,), 2), [3]).partitions[0].loading
+    alone = demoted(Placed(1, 5, replicas=(2,)), 2)
+    assert plan(Placement((alone,), 1), [2, 3]).partitions[0].primary == 2
+    assert not demoted(placed, 3).spares
+
+
 def test_a_partition_without_a_replica_is_loaded_somewhere_and_its_history_says_so() -> None:
     placement = Placement((Placed(1, 5, joining=(2,)), Placed(2, 7)))
     lost, other = plan(placement, [2, 3]).partitions
@@ -77,7 +92,7 @@ def test_when_all_are_gone_the_placement_stays_for_who_comes() -> None:
 def test_only_the_heir_becomes_primary_and_the_old_one_stays_a_copy() -> None:
     placed = joined(Placed(1, 5, joining=(2,), heir=2), 2)
     assert handed_over(placed) == Placed(2, 6, replicas=(1,))
-    assert demoted(placed, 2) == Placed(1, 5, joining=(2,), heir=2)
+    assert demoted(placed, 2) == Placed(1, 5, joining=(2,), spares=(2,), heir=2)
 
 
 def test_a_drained_server_loses_everything_and_nothing_else_moves() -> None:

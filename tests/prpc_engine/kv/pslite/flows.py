@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from prpc_engine import errors
 from prpc_engine.kv import pslite as ps
 from prpc_engine.kv.pslite.ids import KEY_MAX
+from tests.prpc_engine.processes import wait_until
 
 
 def group() -> None:
@@ -157,6 +160,96 @@ def order() -> None:
         for timestamp in [kv.push(np.array([1], np.uint64), np.array([i], np.float32)) for i in range(200)]:
             kv.wait(timestamp)
     ps.finalize(0, True)
+
+
+def together() -> None:
+    """Small requests that leave together: each has an answer of its own, in order, and a late one is no obstacle to others."""
+    ps.start(0)
+    if ps.is_server():
+        seen: list[int] = []
+        held: list[ps.KVMeta] = []
+
+        def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+            seen.append(int(pairs.vals[0]) if meta.push else -1)
+            if meta.cmd == 1:
+                raise ValueError(f"not {seen[-1]}")
+            if meta.cmd == 2:
+                held.append(meta)
+            elif meta.pull:
+                server.response(meta, ps.KVPairs(pairs.keys, np.array([len(seen)], np.float32)))
+            else:
+                server.response(meta)
+            if meta.cmd == 3:
+                while held:
+                    server.response(held.pop())
+            if meta.cmd == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        ps.KVServer(0).set_request_handle(handle)
+        ps.get_postoffice().barrier(0, ps.SERVER_GROUP + ps.WORKER_GROUP)
+        signal.pause()
+    elif ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        ps.get_postoffice().barrier(0, ps.SERVER_GROUP + ps.WORKER_GROUP)
+        one = np.array([1], np.uint64)
+        outs = np.zeros((300, 1), np.float32)
+        timestamps = []
+        for i in range(300):
+            if i % 10 == 7:
+                timestamps.append(kv.pull(one, outs[i]))
+            else:
+                timestamps.append(kv.push(one, np.array([i], np.float32), cmd={3: 1, 5: 2}.get(i % 10, 0)))
+        for i, timestamp in enumerate(timestamps):
+            if i % 10 == 3:
+                with pytest.raises(errors.RemoteError, match=f"ValueError: not {i}"):
+                    kv.wait(timestamp)
+            elif i % 10 == 5:
+                assert not kv.is_done(timestamp)
+            else:
+                kv.wait(timestamp, 30)
+        assert [int(out[0]) for out in outs[7::10]] == list(range(8, 301, 10))  # in the order in which they were sent
+        kv.wait(kv.push(one, np.zeros(1, np.float32), cmd=3))
+        for timestamp in timestamps[5::10]:
+            kv.wait(timestamp, 30)
+        late = [kv.push(one, np.zeros(1, np.float32), cmd=2) for _ in range(100)]
+        kv.push(one, np.zeros(1, np.float32), cmd=4)
+        for timestamp in late:
+            with pytest.raises((errors.MaybeExecuted, errors.NotSent)):
+                kv.wait(timestamp)
+    ps.finalize(0, False)
+
+
+def holder(folder: str) -> None:
+    """The worker that holds a barrier is killed while another one waits in it: its successor holds it again."""
+    path = Path(folder)
+    is_first = not (path / "waited").exists()
+    if os.environ["DMLC_ROLE"] != "worker" or is_first:
+        ps.start(0)
+    else:
+        assert ps.start_async(0) == 9
+    postoffice = ps.get_postoffice()
+    if ps.is_worker():
+        for _ in range(3 if is_first else 0):
+            postoffice.barrier(0, ps.WORKER_GROUP, 30)
+        if ps.my_rank() == 0 and is_first:
+            threading.Thread(target=postoffice.barrier, args=(0, ps.WORKER_GROUP), daemon=True).start()
+            wait_until(lambda: postoffice.waiting(ps.WORKER_GROUP) == {9, 11}, "worker 1")
+            (path / "waited").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ps.my_rank() == 2:
+            wait_until(lambda: (path / "killed").exists(), "the end of worker 0")
+        for _ in range(3):
+            postoffice.barrier(0, ps.WORKER_GROUP, 30)
+        if ps.my_rank() == 0:
+            postoffice.barrier(0, ps.SCHEDULER + ps.WORKER_GROUP, 30)
+            os.kill(os.getpid(), signal.SIGKILL)
+        postoffice.barrier(0, ps.SCHEDULER + ps.WORKER_GROUP, 30)
+        with pytest.raises(errors.DeadlineExceeded, match="missing: worker 0"):
+            postoffice.barrier(0, ps.WORKER_GROUP, 0.5)
+    elif ps.is_scheduler():
+        postoffice.barrier(0, ps.SCHEDULER + ps.WORKER_GROUP)
+        wait_until(lambda: {8, 9, 11, 13} <= set(postoffice.get_dead_nodes()), "the end of all others")
+    ps.finalize(0, False)
 
 
 def own_benchmark(nbytes: str, mode: str) -> None:

@@ -20,7 +20,7 @@ from prpc_engine import errors
 from prpc_engine.kv import pslite as ps
 from prpc_engine.kv.pslite.ids import KEY_MAX
 from prpc_engine.kv.pslite.slicer import by_ranges
-from tests.prpc_engine.kv.pslite.flows import awaited, group, landing, order, own_benchmark, threads
+from tests.prpc_engine.kv.pslite.flows import awaited, group, holder, landing, order, own_benchmark, threads, together
 from tests.prpc_engine.processes import wait_until
 
 KEYS = 10_000
@@ -391,7 +391,8 @@ def crash() -> None:
 
 FLOWS = (
     connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers, rejoin, lost_server,
-    replaced_server, crash, joint, group, threads, landing, awaited, order, own_benchmark
+    replaced_server, crash, joint, group, threads, landing, awaited, order, own_benchmark,
+    together, holder,
 )  # fmt: skip
 
 if __name__ == "__main__":

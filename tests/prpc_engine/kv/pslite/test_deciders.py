@@ -13,7 +13,7 @@ from prpc_engine.kv import pslite
 from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids, wire
 from prpc_engine.kv.pslite.environment import Settings
 from prpc_engine.kv.pslite.meetings import Meetings
-from prpc_engine.kv.pslite.outbox import Outbox
+from prpc_engine.kv.pslite.outbox import ALONE_MAX, TOGETHER_BYTES_MAX, TOGETHER_MAX, Outbox
 from prpc_engine.kv.pslite.pairs import check_keys, check_layout, check_vals
 from prpc_engine.kv.pslite.reliable import Arrivals, Dice
 from prpc_engine.kv.pslite.slicer import by_ranges, check_slices
@@ -125,24 +125,48 @@ def test_what_waits_leaves_by_priority_and_in_order_among_equals() -> None:
     for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)]:
         outbox.put(name, 10, priority)
     left = []
-    while (item := outbox.take()) is not None:
-        assert outbox.take() is None  # one is on its way
+    while items := outbox.take():
+        assert outbox.take() == []  # one is on its way
         outbox.finished(10)
-        left.append(item)
+        left += items
     assert left == ["b", "d", "a", "c", "e"]
 
 
 def test_bytes_on_their_way_are_bounded_but_one_message_may_always_go() -> None:
     outbox: Outbox[str] = Outbox(bytes_max=100, waiting_max=2)
     outbox.put("large", 500)
-    assert outbox.take() == "large"
+    assert outbox.take() == ["large"]
     outbox.put("small", 1)
-    assert outbox.take() is None
+    assert outbox.take() == []
     outbox.put("other", 60)
     with pytest.raises(Backpressure, match="2 messages wait to be sent, 2 may"):
         outbox.put("one too many", 1)
     outbox.finished(500)
-    assert [outbox.take(), outbox.take()] == ["small", "other"]
+    assert [outbox.take(), outbox.take()] == [["small"], ["other"]]
+
+
+def test_small_messages_wait_for_each_other_once_some_are_on_their_way_and_then_leave_together() -> None:
+    outbox: Outbox[int] = Outbox()
+    assert all(outbox.admit(1, is_small=True) for _ in range(ALONE_MAX))
+    assert not outbox.admit(1, is_small=True)
+    assert [outbox.put(number, 1, 0, "kind") for number in range(TOGETHER_MAX)] == [False] * (TOGETHER_MAX - 1) + [True]
+    outbox.put(100, 1, 0, "kind")
+    outbox.put(101, 1, 1, "kind")
+    assert [outbox.take(), outbox.take(), outbox.take()] == [[101], list(range(TOGETHER_MAX)), [100]]
+    assert not outbox.finished(TOGETHER_MAX, TOGETHER_MAX)
+
+
+def test_what_leaves_together_is_of_one_kind_and_bounded_in_bytes_and_number() -> None:
+    outbox: Outbox[str] = Outbox(messages_max=6)
+    for name, kind in [("a", 1), ("b", 1), ("c", 2), ("d", None), ("e", None), ("f", 2), ("g", 2)]:
+        outbox.put(name, 10, 0, kind)
+    left = []
+    while items := outbox.take():
+        left.append(items)
+    assert left == [["a", "b"], ["c"], ["d"], ["e"], ["f"]]  # six are on their way
+    outbox.finished(60, 6)
+    outbox.put("h", TOGETHER_BYTES_MAX, 0, 2)
+    assert [outbox.take(), outbox.take()] == [["g"], ["h"]]
 
 
 # Lost messages
@@ -217,6 +241,18 @@ def test_a_barrier_opens_with_the_last_one_and_names_those_that_are_missing() ->
     assert not meetings.arrive(group, expected, [8, 9], Future())  # the next one
 
 
+def test_who_did_not_hear_that_a_barrier_was_open_is_let_through_and_not_counted_for_the_next() -> None:
+    meetings, group, expected = Meetings(), 4, (9, 11, 13)
+    behind, newcomer, ahead = Future(), Future(), Future()
+    assert not meetings.arrive(group, expected, [11], behind, 6)
+    assert not meetings.arrive(group, expected, [9], newcomer)  # it took a place, and counts for any
+    assert not meetings.arrive(group, expected, [13], ahead, 7)
+    assert (behind.result(), newcomer.done(), ahead.done()) == ((), False, False)
+    assert meetings.arrive(group, expected, [11], Future(), 6)  # again, as the answer was lost
+    assert meetings.arrive(group, expected, [11], Future(), 7)
+    assert (newcomer.result(), ahead.result()) == ((), ())
+
+
 # On the way
 
 
@@ -226,20 +262,21 @@ def test_a_barrier_opens_with_the_last_one_and_names_those_that_are_missing() ->
 def test_pairs_arrive_as_they_were_packed(dtype: str, length: int, varying: bool) -> None:
     asked, vals = keys(1, ids.KEY_MAX), np.ones(2 * length, dtype)
     lens = np.array([length, length], np.int32) if varying else None
-    head, *arrays = wire.pack(3, 9, 1, -7, 1 << 40, wire.PUSH, KVPairs(asked, vals, lens, priority=-2))
+    (head, *arrays), nbytes = wire.pack(3, 9, 1, -7, 1 << 40, wire.PUSH, KVPairs(asked, vals, lens, priority=-2))
     fields = wire.Head(*wire.read_head(head))
     assert (fields.app_id, fields.sender, fields.customer_id, fields.cmd, fields.timestamp) == (3, 9, 1, -7, 1 << 40)
     got = wire.read_pairs(head, fields, tuple(arrays))
     assert (got.keys.tolist(), got.vals.dtype, got.priority) == (asked.tolist(), vals.dtype, -2)
     np.testing.assert_array_equal(got.vals, vals)
     assert (got.lens is None) == (lens is None)
+    assert nbytes == asked.nbytes + vals.nbytes + (0 if lens is None else lens.nbytes)
     n_keys, answer, their_lens = wire.read_answer(wire.pack_answer(2, vals, lens))
     assert n_keys == 2 and (their_lens is None) == (lens is None)
     np.testing.assert_array_equal(answer, vals)
 
 
 def test_what_was_not_packed_here_is_refused() -> None:
-    (head,) = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1, 2), floats(1, 2)))
+    (head,), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1, 2), floats(1, 2)))
     for cut in (b"", head[:39], head[:60]):
         with pytest.raises(BadArguments, match="a request"):
             wire.read_pairs(cut, wire.read_head(cut), ())

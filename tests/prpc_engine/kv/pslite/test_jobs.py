@@ -139,8 +139,9 @@ class Processes:
         }
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command(*arguments), env={**self._environment, "DMLC_ROLE": role}, cwd=ROOT)
+    def start(self, role: str, *arguments: str, rank: int = -1) -> subprocess.Popen[bytes]:
+        environment = {**self._environment, "DMLC_ROLE": role, "DMLC_RANK": str(rank)}
+        process = subprocess.Popen(command(*arguments), env=environment, cwd=ROOT)
         self._started.append(process)
         return process
 
@@ -184,3 +185,22 @@ def test_a_server_that_dies_fails_what_was_asked_of_it_and_is_known_to_be_dead()
         assert worker.wait(PATIENCE_S) == 0
         assert server.wait(PATIENCE_S) == -signal.SIGKILL
         assert scheduler.wait(PATIENCE_S) == 0
+
+
+def test_small_requests_that_leave_together_end_each_by_itself() -> None:
+    with Processes(1, 1) as job:
+        scheduler, server, worker = (job.start(role, "together") for role in ("scheduler", "server", "worker"))
+        assert worker.wait(PATIENCE_S) == 0
+        assert server.wait(PATIENCE_S) == -signal.SIGKILL
+        assert scheduler.wait(PATIENCE_S) == 0
+
+
+def test_the_worker_that_holds_a_barrier_is_killed_and_its_successor_holds_it(tmp_path: Path) -> None:
+    with Processes(1, 3) as job:
+        scheduler, server = (job.start(role, "holder", str(tmp_path)) for role in ("scheduler", "server"))
+        workers = [job.start("worker", "holder", str(tmp_path), rank=rank) for rank in range(3)]
+        assert workers[0].wait(PATIENCE_S) == -signal.SIGKILL
+        (tmp_path / "killed").touch()
+        successor = job.start("worker", "holder", str(tmp_path), rank=0)
+        assert successor.wait(PATIENCE_S) == -signal.SIGKILL
+        assert [each.wait(PATIENCE_S) for each in [*workers[1:], server, scheduler]] == [0, 0, 0, 0]

@@ -1,0 +1,163 @@
+"""What one call of 64 B takes of a processor: client and server by turns in one thread, over rings and over a socket.
+
+No core waits for another one here and nothing is parked, so a figure depends on what is executed and little on what else the
+machine does: what is put into the path of a small call, or taken out of it, shows, be it 0.05 us. It is no time of a call between
+two cores: cache lines that change cores are missing, and what follows a send is in it, which there is done while the other works.
+
+Expected:
+    shm    client.call() and Peer.request() 1.1 us, Server.request() and Peer.reply() 0.7, the answer taken 0.3, a ring written
+           and read twice 0.9, looked at twice 0.2: some 3.2 us.
+    tcp    two sends of 0.8 us, two receives and two looks by poll(2) of 0.25 us each instead of the rings: some 5 us.
+
+    python -m perf.bench_call [--json] [--quick]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from perf.harness import Candidate, Place, Result, compare
+from perf.targets import Target
+from perf.timing import FULL, TINY, Effort, Sample, time_each
+from prpc_engine.client import RpcClient
+from prpc_engine.master.registry import ServerEntry
+from prpc_engine.node import Node
+from prpc_engine.peer import Peer
+from prpc_engine.server import Server
+from shard import DEFAULT_LIMITS, Connection, Future, Reactor, Slab
+from shard import Node as Identity
+from shard.segment import Segment
+from shard.transport.shm_connection import connection_over, make_rings
+from shard.transport.tcp_connection import TcpConnection
+
+NAME = "call"
+CALLS_PER_SAMPLE = 20  # timed together: to read the clock costs some 1 % of a call
+SERVICE, METHOD, TARGET = "perf", "echo", 16
+LOOKS_MAX = 10_000  # of either side for one call; more means that something is broken
+
+Ends = tuple[Connection[Any], Connection[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class InOneThread:
+    """client.call(), the handler, the answer."""
+
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"call in one thread, {self.size_bytes} B"
+
+
+CASES = [InOneThread(64)]
+TARGETS: list[Target] = []
+
+
+def over_shm(ours: Slab, theirs: Slab) -> Ends:
+    """Two ends of two rings."""
+    segment = make_rings(DEFAULT_LIMITS.ring_bytes)
+    same = Segment.attach(os.dup(segment.fd))
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return (
+        connection_over(one, segment, True, "shm://server", DEFAULT_LIMITS, ours),
+        connection_over(two, same, False, "shm://client", DEFAULT_LIMITS, theirs),
+    )
+
+
+def over_tcp(ours: Slab, theirs: Slab) -> Ends:
+    """Two ends of one socket over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        one = socket.create_connection(listening.getsockname())
+        two, _ = listening.accept()
+    identity = Identity(secret=b"", incarnation=1, limits=DEFAULT_LIMITS)
+    return TcpConnection([one], "tcp://server", identity, ours), TcpConnection([two], "tcp://client", identity, theirs)
+
+
+class Both:
+    """A client and a server, each with a reactor and a slab, and who waits for a call: wait() turns them in turn."""
+
+    def __init__(self, connect: Callable[[Slab, Slab], Ends]) -> None:
+        self._node = Node(Reactor(time.monotonic), None, Slab(), b"", DEFAULT_LIMITS, ["shm", "tcp"], "127.0.0.1", 0)
+        self._node.wait = self.wait
+        self._served = Reactor(time.monotonic), Slab()
+        self._ends = connect(self._node.slab, self._served[1])
+        for end, reactor in zip(self._ends, (self._node.reactor, self._served[0]), strict=True):
+            end.attach(reactor)
+        Peer(self._ends[1], self._served[0], None, {TARGET: Server(SERVICE, 0, TARGET, {METHOD: _echo})}, _ignore)
+        entry = ServerEntry(SERVICE, 0, TARGET, 0, ())
+        self.client = RpcClient(SERVICE, self._node, [entry], lambda: [entry])
+        self.client._routes[0].peer = Peer(self._ends[0], self._node.reactor, None, {}, _ignore)
+
+    def wait(self, future: Future, timeout_s: float | None) -> bool:
+        """Let the server answer, then take the answer: as a driver does, without its lead, its clock and its idling."""
+        reactors = (self._served[0], self._node.reactor)
+        for _ in range(LOOKS_MAX):
+            for reactor in reactors:
+                if not reactor.spin(1):
+                    reactor.poll(0.0)
+            if future.finished:
+                return True
+        raise AssertionError(f"no answer within {LOOKS_MAX} looks")
+
+    def close(self) -> None:
+        """Hang up and let go of everything."""
+        self.client.close()
+        for end in self._ends:
+            end.close()
+        self._node.close()
+        for reactor in (self._node.reactor, self._served[0]):
+            reactor.poll(0.0)
+            reactor.close()
+        self._node.slab.close()
+        self._served[1].close()
+
+
+def run(
+    case: InOneThread, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True
+) -> list[Result]:
+    """Measure both transports."""
+    candidates = [
+        Candidate(f"prpc {name}", "ours", partial(measure, case=case, connect=connect))
+        for name, connect in (("shm", over_shm), ("tcp", over_tcp))
+    ]
+    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+
+
+def measure(place: Place, effort: Effort, case: InOneThread, connect: Callable[[Slab, Slab], Ends]) -> Sample:
+    """Time CALLS_PER_SAMPLE calls at a time."""
+    payload = os.urandom(case.size_bytes)
+    with contextlib.closing(Both(connect)) as both:
+        call = both.client.call
+
+        def operate() -> None:
+            for _ in range(CALLS_PER_SAMPLE):
+                call(METHOD, payload)
+
+        sample = time_each(operate, effort, CALLS_PER_SAMPLE)
+        return sample.with_work(bytes_echoed=len(call(METHOD, payload)))
+
+
+def _echo(payload: bytes) -> bytes:
+    return payload
+
+
+def _ignore(peer: Peer) -> None:
+    """Its connection ends with the measurement."""
+
+
+def test_both_transports_echo_every_byte() -> None:
+    for result in run(InOneThread(64), TINY):
+        assert result.state == "ok", result.note
+        assert result.work["bytes_echoed"] == 64
+
+
+if __name__ == "__main__":
+    from perf import cli_bench
+
+    raise SystemExit(cli_bench.command_line(NAME))

@@ -1,0 +1,356 @@
+"""A step of training with TensorFlow: its own gRPC servers and ours, the same script, in one run.
+
+Every task is one process that has both servers. A worker runs some steps on the one, then some on the other, and so on, so that a
+drift of the machine hits both alike. A step is session.run([train, loss]) with data that was made before the clock starts.
+
+Expected of a step with one ps and one worker: one run of the worker's graph (20 us, and what it computes), two calls of the ps of
+some 40 us each, in which it runs a stage in the thread that found the request: 0.15 ms above what one process takes. Stock: two
+rounds of some 0.35 ms, through a master, two workers, and a change of threads at each edge. A dense variable of 64 MB: 17 ms of
+arithmetic, and one copy of 64 MB into shared memory in each direction (10 ms each); stock makes three or four.
+
+    python -m perf.bench_tensorflow [--json] [--quick]          TensorFlow 2.15 is needed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from perf.harness import Result
+from perf.targets import Target
+from perf.timing import FULL, TINY, Effort
+
+NAME = "tensorflow"
+STOCK, OURS, EACH, FUSED = "stock gRPC", "prpc", "prpc, sendrecv", "prpc, sendrecv, tensor_fuse"
+PORTS = range(20000, 32000)  # below what the kernel gives to others
+ANSWER_S_MAX = 120.0  # the longest is importing TensorFlow on a busy machine
+
+
+class Way(NamedTuple):
+    """Of running a step."""
+
+    protocol: str
+    plane: str = "star"
+    fuse: bool = False
+
+
+WAYS = {STOCK: Way("grpc"), OURS: Way("prpc"), EACH: Way("prpc", "sendrecv"), FUSED: Way("prpc", "sendrecv", True)}
+PROTOCOLS = ("grpc", "prpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """A model, how many tasks train it, and the ways that are compared."""
+
+    model: str
+    ps: int = 1
+    workers: int = 1
+    steps_of_full: int = 400
+    ways: tuple[str, ...] = (STOCK, OURS)
+
+    def __str__(self) -> str:
+        fused = ", fused or not" if FUSED in self.ways else ""
+        return f"{self.model}, {self.ps} ps, {self.workers} worker{'s' if self.workers > 1 else ''}{fused}"
+
+
+CASES = [
+    Train("softmax"),
+    Train("embedding + 8 variables"),
+    Train("32 variables"),
+    Train("64 MB dense", steps_of_full=30),
+    Train("softmax", workers=2),
+    Train("embedding + 8 variables", ps=2, workers=2),
+    Train("first step of 500 ops", steps_of_full=5),
+    Train("32 variables", ways=(EACH, FUSED, OURS)),
+]
+TARGETS = [
+    *(Target(str(case), OURS, "p50_ns", "at most", 1 / 1.7, against=STOCK) for case in CASES[:3]),
+    Target(str(CASES[3]), OURS, "p50_ns", "at most", 1 / 2, against=STOCK),
+    *(Target(str(case), OURS, "ops_per_s", "at least", 1.5, against=STOCK) for case in CASES[4:6]),
+    Target(str(CASES[6]), OURS, "p50_ns", "at most", 2.0, against=STOCK),
+    Target(str(CASES[7]), FUSED, "messages", "at most", 1 / 3, against=EACH),
+    Target(str(CASES[7]), FUSED, "p50_ns", "at most", 1 / 2, against=EACH),
+]
+
+
+def run(case: Train, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+    """Measure one case in all its ways. Nothing is pinned: TensorFlow has threads for all cores."""
+    rounds = max(1, effort.repeats)
+    steps = max(effort.ops_min, case.steps_of_full if effort is FULL else case.steps_of_full // 4)
+    steps = effort.ops_max if effort is TINY else steps
+    with _job(case) as workers:
+        for index, worker in enumerate(workers):
+            _tell(worker, ["build", case.model, index, case.ways])
+        for worker in workers:
+            _hear(worker)
+        if effort is not TINY and not case.model.startswith("first"):
+            for name in case.ways:  # executors are made in the first step, tables warmed in the next ones
+                for worker in workers:
+                    _tell(worker, ["steps", name, 10])
+                for worker in workers:
+                    _hear(worker)
+        medians: dict[str, list[float]] = {name: [] for name in case.ways}
+        rates: dict[str, list[float]] = {name: [] for name in case.ways}
+        figures: dict[str, dict[str, float]] = {}
+        for number in range(rounds):
+            for name in case.ways:
+                if progress is not None:
+                    progress(f"{case}: {name}, {number + 1} of {rounds}")
+                for worker in workers:
+                    _tell(worker, ["steps", name, max(1, steps // rounds)])
+                answers = [_hear(worker) for worker in workers]
+                medians[name].append(statistics.median(answer["p50_ns"] for answer in answers))
+                rates[name].append(sum(answer["ops_per_s"] for answer in answers))
+                figures[name] = answers[0]["figures"]
+    return [
+        Result(
+            bench=NAME,
+            case=str(case),
+            candidate=name,
+            role="peer" if name == STOCK else "ours",
+            state="ok",
+            repeats=rounds,
+            ops=steps // rounds,
+            p50_ns=statistics.median(medians[name]),
+            ops_per_s=statistics.median(rates[name]),
+            figures=figures[name],
+            work={"steps": steps // rounds * rounds},
+        )
+        for name in case.ways
+    ]
+
+
+# -- processes -----------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _job(case: Train) -> Iterator[list[subprocess.Popen[bytes]]]:
+    source = random.Random()
+    clusters = {}
+    for protocol in PROTOCOLS:
+        host = f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
+        clusters[protocol] = {
+            "ps": [f"{host}:{_free_port(source)}" for _ in range(case.ps)],
+            "worker": [f"{host}:{_free_port(source)}" for _ in range(case.workers)],
+        }
+    tasks = [("ps", index) for index in range(case.ps)] + [("worker", index) for index in range(case.workers)]
+    with contextlib.ExitStack() as ending:
+        processes = []
+        for job, index in tasks:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "perf.bench_tensorflow", "task", json.dumps(clusters), job, str(index)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
+            )
+            ending.callback(_end, process)
+            processes.append(process)
+        for process in processes:
+            _hear(process)
+        yield processes[case.ps :]
+
+
+def _free_port(source: random.Random) -> int:
+    while True:
+        port = source.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))  # the stock server listens at all addresses
+            return port
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.stdout.close()
+
+
+def _tell(process: subprocess.Popen[bytes], words: list[Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(words).encode() + b"\n")
+    process.stdin.flush()
+
+
+def _hear(process: subprocess.Popen[bytes]) -> Any:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], ANSWER_S_MAX)
+    line = process.stdout.readline() if ready else b""
+    if not line:
+        raise RuntimeError(f"a task did not answer within {ANSWER_S_MAX:.0f} s, or has ended")
+    return json.loads(line)
+
+
+# -- in a task -------------------------------------------------------------------------------------------------------------------
+
+
+def _task(clusters: str, job: str, index: str) -> None:
+    import prpc_engine.tensorflow as prpc_tf
+
+    prpc_tf.install()
+    import tensorflow as tf
+
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    v1 = tf.compat.v1
+    v1.disable_eager_execution()
+    v1.logging.set_verbosity("ERROR")
+    servers = {
+        protocol: v1.train.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=int(index), protocol=protocol)
+        for protocol, cluster in json.loads(clusters).items()
+    }
+    print(json.dumps("ready"), file=out, flush=True)
+    workers: dict[str, _Worker] = {}
+    for line in sys.stdin:
+        words = json.loads(line)
+        answer: Any = None
+        if words[0] == "build":
+            for name in words[3]:
+                protocol = WAYS[name].protocol
+                workers[name] = _Worker(
+                    tf, servers[protocol].target, json.loads(clusters)[protocol], words[1], words[2], WAYS[name]
+                )
+        else:
+            answer = workers[words[1]].steps(words[2])
+        print(json.dumps(answer), file=out, flush=True)
+    os._exit(0)  # a stock server cannot be stopped
+
+
+class _Worker:
+    """One model in one way."""
+
+    def __init__(self, tf: Any, target: str, cluster: dict[str, list[str]], model: str, index: int, way: Way) -> None:
+        self._tf, self._target, self._cluster, self._model, self._index, self._way = tf, target, cluster, model, index, way
+        self._session: Any = None
+        if not model.startswith("first"):
+            self._open()
+
+    def _open(self) -> None:
+        tf, v1 = self._tf, self._tf.compat.v1
+        graph = tf.Graph()
+        setter = v1.train.replica_device_setter(cluster=self._cluster, worker_device=f"/job:worker/task:{self._index}")
+        with graph.as_default(), v1.device(setter):
+            v1.set_random_seed(1)
+            self._loss, self._feeds = MODELS[self._model](tf)
+            self._op = v1.train.GradientDescentOptimizer(0.01).minimize(self._loss, v1.train.get_or_create_global_step())
+            initialize = v1.global_variables_initializer()
+            missing = v1.report_uninitialized_variables(v1.global_variables())
+        os.environ["PRPC_TF_PLANE"] = self._way.plane
+        self._session = v1.Session(self._target, graph=graph, config=v1.ConfigProto(tensor_fuse=self._way.fuse))
+        if self._index == 0:
+            self._session.run(initialize)
+        while len(self._session.run(missing)):
+            time.sleep(0.1)
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Run so many; what they took."""
+        took_ns, sent = [], self._messages()
+        started = time.perf_counter_ns()
+        for number in range(count):
+            if self._model.startswith("first"):
+                self._open()  # nothing of it is timed but the first step below
+            before = time.perf_counter_ns()
+            _, loss = self._session.run([self._op, self._loss], self._feeds[number % len(self._feeds)])
+            took_ns.append(time.perf_counter_ns() - before)
+        rate = count * 1e9 / (time.perf_counter_ns() - started)
+        figures = {"loss": float(loss)}
+        if self._way.plane == "sendrecv":
+            figures["messages"] = (self._messages() - sent) / count
+        return {"p50_ns": float(np.median(took_ns)), "ops_per_s": rate, "figures": figures}
+
+    def _messages(self) -> Any:
+        """Requests for values that its steps took so far, where the plane has any."""
+        is_counted = self._session is not None and self._way.plane == "sendrecv"
+        return self._session._prpc.statistics().messages if is_counted else 0
+
+
+def _softmax(tf: Any) -> Any:
+    v1, rng = tf.compat.v1, np.random.RandomState(0)
+    x, y = v1.placeholder(tf.float32, [None, 784]), v1.placeholder(tf.int64, [None])
+    logits = tf.matmul(x, v1.get_variable("w", [784, 10])) + v1.get_variable("b", [10])
+    feeds = [{x: rng.rand(64, 784).astype(np.float32), y: rng.randint(0, 10, 64)} for _ in range(20)]
+    return v1.losses.sparse_softmax_cross_entropy(y, logits), feeds
+
+
+def _embedding(tf: Any) -> Any:
+    v1, rng = tf.compat.v1, np.random.RandomState(0)
+    ids, y = v1.placeholder(tf.int64, [None, 4]), v1.placeholder(tf.int64, [None])
+    hidden = tf.reshape(tf.nn.embedding_lookup(v1.get_variable("table", [20000, 16]), ids), [-1, 64])
+    for number in range(4):
+        hidden = tf.nn.relu(tf.matmul(hidden, v1.get_variable(f"w{number}", [64, 64])) + v1.get_variable(f"b{number}", [64]))
+    feeds = [{ids: rng.randint(0, 20000, (64, 4)), y: rng.randint(0, 10, 64)} for _ in range(20)]
+    return v1.losses.sparse_softmax_cross_entropy(y, hidden[:, :10]), feeds
+
+
+def _many(tf: Any) -> Any:
+    v1, rng = tf.compat.v1, np.random.RandomState(0)
+    x = v1.placeholder(tf.float32, [None, 16])
+    parts = [tf.reduce_mean(tf.square(x * v1.get_variable(f"v{number}", [16]) - 1.0)) for number in range(32)]
+    return tf.add_n(parts), [{x: rng.rand(32, 16).astype(np.float32)} for _ in range(20)]
+
+
+def _dense(tf: Any) -> Any:
+    v1 = tf.compat.v1
+    x = v1.placeholder(tf.float32, [])
+    large = v1.get_variable("large", [1 << 24], initializer=v1.ones_initializer())
+    return tf.reduce_mean(tf.square(large * x)), [{x: np.float32(0.5)}]
+
+
+def _deep(tf: Any) -> Any:
+    v1 = tf.compat.v1
+    hidden = x = v1.placeholder(tf.float32, [None, 8])
+    for number in range(12):
+        hidden = tf.nn.relu(tf.matmul(hidden, v1.get_variable(f"w{number}", [8, 8], initializer=v1.ones_initializer())))
+    return tf.reduce_mean(tf.square(hidden)), [{x: np.ones((4, 8), np.float32)}]
+
+
+MODELS: dict[str, Callable[[Any], Any]] = {
+    "softmax": _softmax,
+    "embedding + 8 variables": _embedding,
+    "32 variables": _many,
+    "64 MB dense": _dense,
+    "first step of 500 ops": _deep,
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc[tensorflow]")
+def test_both_protocols_train_a_model_to_the_same_loss() -> None:
+    results = run(CASES[0], TINY)
+    assert {result.candidate for result in results} == {STOCK, OURS}
+    stock, ours = (result.figures["loss"] for result in results)
+    assert np.isclose(stock, ours)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc[tensorflow]")
+def test_fused_values_take_fewer_messages() -> None:
+    messages = {result.candidate: result.figures.get("messages", 0) for result in run(CASES[7], TINY)}
+    assert 0 < messages[FUSED] * 3 <= messages[EACH]
+
+
+def test_every_target_has_something_to_judge() -> None:
+    assert {target.case for target in TARGETS} == {str(case) for case in CASES}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["task"]:
+        _task(*sys.argv[2:])
+    else:
+        from perf import cli_bench
+
+        raise SystemExit(cli_bench.command_line(NAME))

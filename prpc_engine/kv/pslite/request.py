@@ -1,0 +1,37 @@
+"""One request of a customer, and its parts: what goes to each node. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from shard import Future
+
+MISSING = object()  # an answer that has not come; None is one
+
+
+class Request(Future):
+    """One timestamp."""
+
+    timestamp: int = 0
+    missing: int = 0
+    answers: Any = None  # by part, a list
+    finish: Callable[[int, list[Any]], object] | None = None
+    parts: Sequence[tuple[int, tuple[Any, ...], int]] = ()  # node, arguments, bytes of each, until it is done
+
+
+class Part(msgspec.Struct, eq=False):
+    """What goes to one node."""
+
+    request: Request
+    index: int
+    kind: str
+    arguments: tuple[Any, ...]
+    nbytes: int
+    timeout_s: float
+    deadline: float
+    sequence: int = -1  # where messages are sent again: its number in its lane
+    attempts: int = 0
+    is_taken: bool = False  # out of the outbox: its arrays are the transport's

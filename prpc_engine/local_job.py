@@ -1,0 +1,146 @@
+"""The processes of a job on this machine, watched until all that work have ended.
+
+    event                                what follows
+    a process ends with 0                the others go on
+    the last that works ends with 0      those that serve get SIGTERM, after GRACE_S seconds SIGKILL; the job's exit code is 0
+    a process ends otherwise             all of the rest gets them; its exit code is the job's
+    the time limit passes                the same; the job's exit code is 124, as timeout(1) has it
+    this process ends, or Ctrl-C         the same; a kill -9 too: the kernel sends them SIGTERM then
+
+The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process group of its own, which is what
+the signals go to: what a process started ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prpc_engine.errors import ConfigError
+
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+KILL_TIMEOUT_S = 10.0  # for the kernel to end what was killed
+TIME_IS_OVER = 124
+SIGNALLED = 128  # plus the signal: what shells make of it
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # before any fork: a child may only call what is loaded
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One process that is over. `code` as the shell has it: 128 + n for signal n."""
+
+    name: str
+    code: int
+    by_us: bool  # it was told to end, since another one had failed
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """All processes in the order they ended, and the job's exit code: 0 only if all that ended by themselves did so with 0."""
+
+    code: int
+    ended: tuple[Ended, ...]
+
+    def __str__(self) -> str:
+        if not self.code:
+            return f"{len(self.ended)} processes ended well"
+        own = [f"{each.name} ended with {each.code}" for each in self.ended if each.code and not each.by_us]
+        cut = [each.name for each in self.ended if each.by_us]
+        over = "the time was over" if self.code == TIME_IS_OVER and not own else ""
+        return "; ".join(filter(None, [over, *own, f"ended because of that: {', '.join(cut)}" if cut else ""]))
+
+
+class Job:
+    """See the file's head. A context manager: none of the processes outlives it. `timeout_s` is for all of it; None: no limit."""
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pidfd
+        self._working: set[int] = set()  # of these, who does not only serve
+        self._watched = selectors.DefaultSelector()
+        self._ended: list[Ended] = []
+        self._is_ending = False
+
+    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], serves: bool = False) -> None:
+        """One process; `serves`: only as long as others work. Raises ConfigError where the command cannot be run."""
+        try:
+            process = subprocess.Popen(arguments, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
+        except OSError as error:
+            raise ConfigError(f"{arguments[0]!r} cannot be run: {error.strerror}") from error
+        descriptor = os.pidfd_open(process.pid)
+        self._running[descriptor] = name, process
+        if not serves:
+            self._working.add(descriptor)
+        self._watched.register(descriptor, selectors.EVENT_READ)
+
+    def run(self) -> JobReport:
+        """Until all that work have ended."""
+        code = 0
+        while self._working and not code:
+            code = self._wait(self._deadline)
+        self._end()
+        return JobReport(code, tuple(self._ended))
+
+    def _wait(self, deadline: float | None) -> int:
+        """Until one has ended; the exit code of one that failed, TIME_IS_OVER, or 0."""
+        ready = self._watched.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return TIME_IS_OVER
+        code = 0
+        for key, _ in ready:
+            name, process = self._running.pop(key.fd)
+            self._working.discard(key.fd)
+            self._watched.unregister(key.fd)
+            os.close(key.fd)
+            status = process.wait()
+            ended = Ended(name, status if status >= 0 else SIGNALLED - status, self._is_ending)
+            self._signal(process, signal.SIGKILL)  # what it left behind
+            self._ended.append(ended)
+            code = code or ended.code
+        return code
+
+    def _end(self) -> None:
+        self._is_ending = True
+        for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
+            for _, process in self._running.values():
+                self._signal(process, number)
+            deadline = time.monotonic() + patience_s
+            while self._running and time.monotonic() < deadline:
+                self._wait(deadline)
+
+    @staticmethod
+    def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # all of the group has ended
+            os.killpg(process.pid, number)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._watched.close()
+
+
+def _end_with_parent() -> None:
+    """In the child, before the command."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones, at which nobody listens now."""
+    with contextlib.ExitStack() as probes:
+        found = []
+        for _ in range(count):
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("", 0))  # any address: servers of TensorFlow's own listen at all
+            found.append(probe.getsockname()[1])
+        return found

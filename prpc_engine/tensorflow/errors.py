@@ -1,0 +1,96 @@
+"""Errors of the engine and of other tasks as those of TensorFlow, and how a typed one gets through an op.
+
+    the engine's                                     TensorFlow's             what its sessions do
+    TaskLost, TaskUnreachable, NotSent, MaybeExecuted, Closed
+                                                     UnavailableError         a recoverable session is made again
+    TaskRestarted                                    AbortedError             the same
+    StepAborted                                      CancelledError           another task's error ended the step
+    DeadlineExceeded                                 DeadlineExceededError    as operation_timeout_in_ms promises
+    Cancelled                                        CancelledError           the session was closed
+    ShmFull, Backpressure                            ResourceExhaustedError
+    AuthenticationFailed, NotAllowed                 PermissionDeniedError
+    ConfigError, BadArguments                        InvalidArgumentError
+    anything else                                    InternalError
+
+An op of the own graph that raises ends the step with Unknown, whatever it raises. So it leaves the error here, and its number in
+the text; who ran the step takes it from here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+from tensorflow.python.framework import errors_impl as tf_errors
+
+from prpc_engine import errors
+from prpc_engine.cluster.errors import StepAborted, TaskRestarted
+from shard import ShardError
+
+KEPT_MAX = 4096  # errors that nobody took: of ops that failed when their step had ended already
+_OURS = re.compile(r"prpc_[gh]\d+/")  # in front of every node's name, where its part of the graph was added
+_NUMBER = re.compile(r"prpc-error-(\d+)\b")
+_numbers = itertools.count(1)
+_kept: dict[int, Exception] = {}
+
+_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Any], ...] = (
+    # In this order: the first that fits.
+    (errors.DeadlineExceeded, tf_errors.DeadlineExceededError),
+    (errors.Cancelled, tf_errors.CancelledError),
+    (TaskRestarted, tf_errors.AbortedError),
+    (StepAborted, tf_errors.CancelledError),
+    ((errors.ShmFull, errors.Backpressure), tf_errors.ResourceExhaustedError),
+    ((errors.AuthenticationFailed, errors.NotAllowed), tf_errors.PermissionDeniedError),
+    ((errors.ConfigError, errors.BadArguments), tf_errors.InvalidArgumentError),
+    ((errors.RemoteError, errors.UnknownMethod), tf_errors.InternalError),
+    ((errors.RpcError, ShardError), tf_errors.UnavailableError),  # it is gone, or not there yet
+    (Exception, tf_errors.InternalError),
+)
+
+
+def clean(text: str) -> str:
+    """With the names of the user's nodes."""
+    return _OURS.sub("", text)
+
+
+def told(error: Exception) -> tuple[int, str]:
+    """Code and text of what an op or session raised here, for the task that asked."""
+    if isinstance(error, tf_errors.OpError):
+        return error.error_code, clean(error.message)
+    return tf_errors.UNKNOWN, f"{type(error).__name__}: {error}"
+
+
+def read(code: int, text: str) -> Exception:
+    """What another task told."""
+    kind = tf_errors.exception_type_from_error_code(code)
+    error: Exception = kind(None, None, text)
+    return error
+
+
+def from_engine(error: Exception) -> Exception:
+    """What a call of the engine raised."""
+    kind = next(kind for kinds, kind in _CODES if isinstance(error, kinds))
+    typed: Exception = kind(None, None, f"prpc: {error}")
+    return typed
+
+
+def keep(error: Exception) -> RuntimeError:
+    """What to raise in an op, for `error` to be what its step ends with."""
+    number = next(_numbers)
+    _kept[number] = error
+    while len(_kept) > KEPT_MAX:
+        _kept.pop(next(iter(_kept)), None)
+    return RuntimeError(f"prpc-error-{number}")
+
+
+def of_step(error: Exception) -> Exception:
+    """What a step that ended with `error` of TensorFlow is to raise."""
+    text = error.message if isinstance(error, tf_errors.OpError) else str(error)
+    found = [_kept.pop(int(number), None) for number in _NUMBER.findall(text)]
+    typed = next((one for one in found if one is not None), None)
+    if typed is not None:
+        return typed
+    if isinstance(error, tf_errors.OpError):
+        error._message = clean(text)
+    return error

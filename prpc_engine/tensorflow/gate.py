@@ -1,0 +1,45 @@
+"""A way to give up a part that waits for another step: TensorFlow's sessions have none, but to close the session. No I/O here.
+
+Beside the op that waits, the part waits at a queue of its own. Whichever comes first ends both:
+
+    the op has run            "prpc_gate_done" puts 0 into the queue: the part takes it, and has run
+    somebody gives it up      "prpc_gate_give" puts 1 into it: "prpc_gate_check" fails, the step is cancelled, and with it the op
+                              that waits, which then has taken nothing
+
+A queue is of one run at a time: so many runs wait at once, so many copies of the part there are.
+"""
+
+from __future__ import annotations
+
+from prpc_engine.tensorflow.rewrite import Part
+
+GIVE = "prpc_gate_give"
+_BOOL, _INT32 = 10, 3
+
+
+def with_gate(part: Part, name: str) -> Part:
+    """A copy of a part that may wait; `name` is of its queue, and no other's."""
+    gated = Part(type(part.graph)(), part.fixed, part.feeds, part.fetches, [*part.targets, "prpc_gate_check", "prpc_gate_done"])
+    gated.graph.CopyFrom(part.graph)
+    nodes = gated.graph.node
+    queue = nodes.add(name="prpc_gate", op="FIFOQueueV2")
+    queue.attr["component_types"].list.type.append(_INT32)
+    queue.attr["shapes"].list.shape.add()
+    queue.attr["capacity"].i = -1
+    queue.attr["shared_name"].s = name.encode()
+    for number, op in enumerate(("prpc_gate_done", GIVE)):
+        constant = nodes.add(name=f"prpc_gate_{number}", op="Const")
+        constant.attr["dtype"].type = _INT32
+        constant.attr["value"].tensor.dtype = _INT32
+        constant.attr["value"].tensor.tensor_shape.SetInParent()
+        constant.attr["value"].tensor.int_val.append(number)
+        put = nodes.add(name=op, op="QueueEnqueueV2", input=["prpc_gate", constant.name])
+        put.attr["Tcomponents"].list.type.append(_INT32)
+    next(one for one in nodes if one.name == "prpc_gate_done").input.extend(f"^{one}" for one in part.waiting)
+    take = nodes.add(name="prpc_gate_take", op="QueueDequeueV2", input=["prpc_gate"])
+    take.attr["component_types"].list.type.append(_INT32)
+    equal = nodes.add(name="prpc_gate_equal", op="Equal", input=["prpc_gate_take", "prpc_gate_0"])
+    equal.attr["T"].type = _INT32
+    check = nodes.add(name="prpc_gate_check", op="Assert", input=["prpc_gate_equal", "prpc_gate_take"])
+    check.attr["T"].list.type.append(_INT32)
+    return gated

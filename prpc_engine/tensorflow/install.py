@@ -1,0 +1,191 @@
+"""What of TensorFlow is changed, and put back: each hook looks whether it is asked for something of ours, and else calls what was
+there.
+
+    hook                                 does
+    Server.__init__, start, join,        protocol="prpc" or "grpc++": a TaskServer
+      target, __del__
+    BaseSession.__init__                 a target that is a server of ours: TensorFlow's session on an empty target, as a shell
+    BaseSession._do_run                  of such a session: runs on the server's plane; every way to run a step leads here
+    BaseSession.make_callable, close,    the same
+      list_devices
+    RunConfig's check of its properties  lets our protocols through; and warns of what does not go over them
+    tf.compat.v1.ConfigProto             takes tensor_fuse (proto.py), when TensorFlow was imported before
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import session as tf_sessions
+from tensorflow.python.framework import errors_impl as tf_errors
+from tensorflow.python.training import server_lib
+from tensorflow_estimator.python.estimator import run_config
+
+from prpc_engine import errors as engine_errors
+from prpc_engine.tensorflow import errors, proto
+from prpc_engine.tensorflow.plane import plane_for
+from prpc_engine.tensorflow.server import PROTOCOLS, TaskServer, server_of
+
+_Server, _Session = server_lib.Server, tf_sessions.BaseSession
+_before: dict[tuple[Any, str], Any] = {}
+logger = logging.getLogger("prpc")
+_default: list[str] = []  # the protocol of servers whose script names none
+
+
+def is_installed() -> bool:
+    """Whether the hooks are there."""
+    return bool(_before)
+
+
+def apply(protocol: str) -> None:
+    """Put the hooks in; again: does nothing. `protocol`: of servers whose script names none."""
+    if _before:
+        return
+    _default[:] = [protocol]
+    hooks: list[tuple[Any, str, Any]] = [
+        (_Server, "__init__", _server_init),
+        (_Server, "__del__", _server_del),
+        (_Server, "start", _server_start),
+        (_Server, "join", _server_join),
+        (_Server, "target", property(_server_target)),
+        (_Session, "__init__", _session_init),
+        (_Session, "_do_run", _session_do_run),
+        (_Session, "make_callable", _session_make_callable),
+        (_Session, "close", _session_close),
+        (_Session, "list_devices", _session_list_devices),
+        (run_config, "_validate_properties", _validate_run_config),
+    ]
+    if proto.FIELD_NAME not in tf.compat.v1.ConfigProto.DESCRIPTOR.fields_by_name:
+        hooks.append((tf.compat.v1, "ConfigProto", proto.config_class(tf.compat.v1.ConfigProto)))
+    for owner, name, hook in hooks:
+        _before[owner, name] = owner.__dict__[name]
+        setattr(owner, name, hook)
+
+
+def restore() -> None:
+    """Take the hooks out. Servers and sessions that were made meanwhile are ours no longer: close them before."""
+    for (owner, name), before in _before.items():
+        setattr(owner, name, before)
+    _before.clear()
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------------
+
+
+def _server_init(
+    self: Any,
+    server_or_cluster_def: Any,
+    job_name: Any = None,
+    task_index: Any = None,
+    protocol: Any = None,
+    config: Any = None,
+    start: bool = True,
+) -> None:
+    if protocol is None and not getattr(server_or_cluster_def, "protocol", ""):  # a ServerDef may name one
+        protocol = _default[0]
+    definition = server_lib._make_server_def(server_or_cluster_def, job_name, task_index, protocol, config)
+    if definition.protocol not in PROTOCOLS:
+        before = _before[_Server, "__init__"]
+        before(self, server_or_cluster_def, job_name, task_index, protocol, config, start)
+        return
+    self._server_def = definition
+    self._server = None
+    try:
+        self._prpc = TaskServer(definition)
+        if start:
+            self._prpc.start()
+    except engine_errors.RpcError as error:
+        raise errors.from_engine(error) from None
+
+
+def _server_del(self: Any) -> None:
+    if "_prpc" not in self.__dict__:
+        _before[_Server, "__del__"](self)
+
+
+def _server_start(self: Any) -> None:
+    if "_prpc" in self.__dict__:
+        self._prpc.start()
+    else:
+        _before[_Server, "start"](self)
+
+
+def _server_join(self: Any) -> None:
+    if "_prpc" in self.__dict__:
+        self._prpc.join()
+    else:
+        _before[_Server, "join"](self)
+
+
+def _server_target(self: Any) -> Any:
+    return self._prpc.target if "_prpc" in self.__dict__ else _before[_Server, "target"].fget(self)
+
+
+def _validate_run_config(config: Any) -> None:
+    protocol, before = config.protocol, _before[run_config, "_validate_properties"]
+    if protocol not in PROTOCOLS:
+        before(config)
+        return
+    config._protocol = None  # not one that TensorFlow knows
+    try:
+        before(config)
+    finally:
+        config._protocol = protocol
+    strategy = type(config.train_distribute).__name__
+    if strategy.startswith("ParameterServerStrategy"):
+        logger.warning(
+            'RunConfig(protocol="%s", train_distribute=%s(...)): the strategy starts servers of its own, and goes on over gRPC; '
+            "leave train_distribute out, and the variables go to the ps all the same",
+            protocol,
+            strategy,
+        )
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------------
+
+
+def _session_init(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
+    server = server_of(target)
+    before = _before[_Session, "__init__"]
+    if server is None:
+        before(self, target, graph, config)
+        return
+    before(self, "", graph, config)
+    self._target = server.target.encode()
+    self._prpc = plane_for(server, self)
+
+
+def _session_do_run(self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
+    if "_prpc" not in self.__dict__:
+        return _before[_Session, "_do_run"](self, handle, targets, fetches, feeds, options, metadata)
+    if handle is not None:
+        raise tf_errors.UnimplementedError(None, None, 'partial_run() is not there with protocol="prpc": use run()')
+    return self._do_call(self._prpc.run, targets, fetches, feeds, options, metadata)
+
+
+def _session_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
+    if "_prpc" not in self.__dict__:
+        return _before[_Session, "make_callable"](self, fetches, feed_list, accept_options)
+    fed = list(feed_list or ())
+
+    def run(*values: Any, **options: Any) -> Any:
+        return self.run(fetches, dict(zip(fed, values, strict=True)), **options)
+
+    return run
+
+
+def _session_close(self: Any) -> None:
+    if "_prpc" in self.__dict__:
+        self._prpc.close()
+    _before[_Session, "close"](self)
+
+
+def _session_list_devices(self: Any) -> Any:
+    if "_prpc" not in self.__dict__:
+        return _before[_Session, "list_devices"](self)
+    tasks = sorted(self._prpc.server.tasks)
+    return [
+        tf_sessions._DeviceAttributes(f"/job:{one.job}/replica:0/task:{one.index}/device:CPU:0", "CPU", 0, 0) for one in tasks
+    ]

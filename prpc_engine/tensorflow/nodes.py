@@ -1,0 +1,111 @@
+"""A GraphDef as nodes with their edges and types. No I/O here, and no session: an op's signature is asked of `signature_of`.
+
+    edge       in a NodeDef      here
+    data       "name:1", "name"  inputs: (name, 1), (name, 0)
+    control    "^name"           controls: name
+
+A type is TensorFlow's number for it; that of a reference is 100 more, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+REF = 100  # added to a type: the output is the variable itself
+STRING, RESOURCE, VARIANT = 7, 20, 21
+Edge = tuple[str, int]
+
+
+class Argument(NamedTuple):
+    """One argument of an op: how many tensors it stands for, and of which types."""
+
+    type: int
+    type_attr: str
+    number_attr: str
+    type_list_attr: str
+    is_ref: bool
+
+    def types(self, attr: Mapping[str, Any]) -> list[int]:
+        """Of its tensors in a node with these attributes."""
+        if self.type_list_attr:
+            return [int(one) for one in attr[self.type_list_attr].list.type]
+        kind = self.type or int(attr[self.type_attr].type)
+        kind += REF if self.is_ref else 0
+        return [kind] * (int(attr[self.number_attr].i) if self.number_attr else 1)
+
+
+class Signature(NamedTuple):
+    """What every node of one op has in common."""
+
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    is_stateful: bool
+
+    @classmethod
+    def of(cls, op: Any) -> Signature:
+        """From an OpDef."""
+        return cls(_arguments(op.input_arg), _arguments(op.output_arg), bool(op.is_stateful))
+
+
+def _arguments(arguments: Any) -> tuple[Argument, ...]:
+    return tuple(Argument(one.type, one.type_attr, one.number_attr, one.type_list_attr, one.is_ref) for one in arguments)
+
+
+class Node:
+    """One node. `definition` is its NodeDef, which nobody changes."""
+
+    __slots__ = ("controls", "definition", "device", "in_types", "inputs", "is_stateful", "name", "op", "out_types")
+
+    def __init__(self, definition: Any, signature: Signature) -> None:
+        self.definition = definition
+        self.name: str = definition.name
+        self.op: str = definition.op
+        self.device: str = definition.device
+        self.inputs: list[Edge] = []
+        self.controls: list[str] = []
+        for text in definition.input:
+            if text[0] == "^":
+                self.controls.append(text[1:])
+            else:
+                name, _, index = text.partition(":")
+                self.inputs.append((name, int(index) if index else 0))
+        attr = definition.attr
+        self.in_types = [kind for argument in signature.inputs for kind in argument.types(attr)]
+        self.out_types = [kind for argument in signature.outputs for kind in argument.types(attr)]
+        self.is_stateful = signature.is_stateful
+
+    @property
+    def is_handle(self) -> bool:
+        """It makes no value, but names what lives at its task: a variable, queue, table, iterator."""
+        return not self.inputs and any(kind == RESOURCE or kind >= REF for kind in self.out_types)
+
+    def colocated(self) -> list[str]:
+        """The nodes that `_class` wants it together with."""
+        attr = self.definition.attr
+        if "_class" not in attr:
+            return []
+        return [text[5:].decode() for text in attr["_class"].list.s if text.startswith(b"loc:@")]
+
+
+class Graph:
+    """The nodes of a GraphDef by name, in its order, and its functions."""
+
+    def __init__(self, definition: Any, signature_of: Callable[[str], Signature | None]) -> None:
+        self.definition = definition
+        functions = {function.signature.name: Signature.of(function.signature) for function in definition.library.function}
+        known: dict[str, Signature] = {}
+        self.nodes: dict[str, Node] = {}
+        for node in definition.node:
+            signature = known.get(node.op)
+            if signature is None:
+                signature = signature_of(node.op) or functions.get(node.op)
+                if signature is None:
+                    raise KeyError(f"node {node.name!r} is of the unknown op {node.op!r}")
+                known[node.op] = signature
+            self.nodes[node.name] = Node(node, signature)
+
+
+def text_of(edge: Edge) -> str:
+    """As a NodeDef has it."""
+    return edge[0] if edge[1] == 0 else f"{edge[0]}:{edge[1]}"

@@ -1,0 +1,430 @@
+"""Cuts a step into stages: which nodes run at the own task, and which leave for another, with whom and when. No I/O here.
+
+    a node of another task   is
+    Const                    copied wherever it is needed; not when it has control inputs: those carry order, or a dead branch
+    handle                   (variable, queue, table, iterator) there once; a stage that uses it has it by name
+    alias of a handle        (Switch, Enter, Identity on one) not run: who uses it gets the handle, and waits for the branch
+    read of a reference      copied into each stage that uses it: it is the variable itself, read when it is used
+    control flow of values,  run at the own task, where the executor knows frames, dead branches and what lives for a step
+      stacks, TensorArrays
+    anything else            an op of a stage: one RunGraph for all ops with one task, round, frame and set of branches
+
+    round    first all ops of the own task that are ready; then of every other task, those that are ready and what of it follows
+    branch   (predicate, side) of each Switch above: ops of one stage are all dead or all alive. Read off the graph, as copies of
+             a conditional (in initial values) have lost its context
+    frame    of a while loop; what comes after it waits until everything in it has its place
+
+A value between two other tasks, or two stages, goes through the own task.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prpc_engine.cluster.names import device
+from prpc_engine.cluster_spec import Task
+from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Edge, Graph, Node, text_of
+from prpc_engine.tensorflow.place import Placer
+
+SWITCHES = frozenset({"Switch", "RefSwitch"})
+ENTERS = frozenset({"Enter", "RefEnter"})
+PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
+EXITS = frozenset({"Exit", "RefExit"})
+NEXTS = frozenset({"NextIteration", "RefNextIteration"})
+MERGES = frozenset({"Merge", "RefMerge"})
+ALIASES = SWITCHES | ENTERS | EXITS | NEXTS | {"Identity", "RefIdentity"}
+OWN_OPS = SWITCHES | ENTERS | EXITS | NEXTS | MERGES | {"LoopCond", "ControlTrigger"}
+OWN_PREFIXES = ("Stack", "TensorArray")  # of ops whose resources live for one step in one session
+# What may wait for another step, for as long as it takes: alone in its stage, so that giving it up undoes nothing else.
+BLOCKING = frozenset(
+    {
+        "AccumulatorTakeGradient",
+        "BarrierTakeMany",
+        "QueueDequeue",
+        "QueueDequeueMany",
+        "QueueDequeueManyV2",
+        "QueueDequeueUpTo",
+        "QueueDequeueUpToV2",
+        "QueueDequeueV2",
+        "QueueEnqueue",
+        "QueueEnqueueMany",
+        "QueueEnqueueManyV2",
+        "QueueEnqueueV2",
+        "ReaderRead",
+        "ReaderReadUpTo",
+        "ReaderReadUpToV2",
+        "ReaderReadV2",
+        "ResourceAccumulatorTakeGradient",
+        "SparseAccumulatorTakeGradient",
+    }
+)
+Branch = tuple[Edge, int]  # predicate, and the output of its Switch: 1 where it is true
+Frame = tuple[str, ...]
+
+
+NO_BRANCHES: frozenset[Branch] = frozenset()
+
+
+class Kind(enum.Enum):
+    """See the table at the top."""
+
+    CONSTANT = "constant"
+    HANDLE = "handle"
+    VALUED_HANDLE = "handle of a reference whose value is needed elsewhere"
+    ALIAS = "alias"
+    READ = "read"
+    VALUED_READ = "read whose value is needed elsewhere"
+    OWN = "of the own task"
+    OTHER = "of another task"
+
+
+REMOTE = frozenset({Kind.OTHER, Kind.VALUED_READ, Kind.VALUED_HANDLE})  # members of stages
+RUN = REMOTE | {Kind.OWN}
+READS = frozenset({Kind.READ, Kind.VALUED_READ})
+
+
+class Unsupported(ValueError):
+    """A graph that cannot be cut here; its text names the op."""
+
+
+@dataclass
+class Stage:
+    """What one RunGraph does."""
+
+    number: int
+    task: Task
+    round: int
+    branches: frozenset[Branch]
+    frame: Frame
+    members: list[str] = field(default_factory=list)  # in an order in which they can run
+    feeds: list[Edge] = field(default_factory=list)  # values from elsewhere
+    fetches: list[Edge] = field(default_factory=list)  # values for elsewhere
+    after: list[str] = field(default_factory=list)  # nodes elsewhere that it waits for, without a value
+    gates: list[Branch] = field(default_factory=list)  # branches that no value tells it of
+
+
+@dataclass
+class Plan:
+    """A step, cut."""
+
+    graph: Graph
+    own: Task
+    kinds: Mapping[str, Kind]  # of the nodes that the step needs
+    branches: Mapping[str, frozenset[Branch]]
+    frames: Mapping[str, Frame]
+    fetches: Sequence[Edge]
+    targets: Sequence[str]
+    feeds: Sequence[Edge]
+    local: Sequence[str]  # nodes of the own task
+    stages: Sequence[Stage]
+    stage_of: Mapping[str, Stage]  # by member
+    roots: Mapping[Edge, str]  # the handle behind an edge of another task
+    may_be_dead: bool  # a fetch is within a branch
+
+
+def cut(graph: Graph, placer: Placer, own: Task, fetches: Sequence[Edge], targets: Sequence[str], feeds: Sequence[Edge]) -> Plan:
+    """The plan of a step. Raises Misplaced, Unsupported."""
+    return _Cutter(graph, placer, own, fetches, targets, feeds).plan()
+
+
+def is_constant(node: Node) -> bool:
+    """It may be copied to wherever it is needed."""
+    return node.op == "Const" and not node.controls
+
+
+class _Cutter:
+    def __init__(
+        self, graph: Graph, placer: Placer, own: Task, fetches: Sequence[Edge], targets: Sequence[str], feeds: Sequence[Edge]
+    ) -> None:
+        self.graph, self.nodes, self.own = graph, graph.nodes, own
+        self.fetches, self.targets, self.feeds = fetches, targets, feeds
+        self.fed = frozenset(feeds)
+        self.given = frozenset(name for name, _ in feeds if graph.nodes[name].op in PLACEHOLDERS)
+        self.order = self._sorted(self._needed())
+        self.tasks = placer.place(graph, self.order)
+        self.roots: dict[Edge, str] = {}
+        self.kinds: dict[str, Kind] = {name: self._kind(self.nodes[name]) for name in self.order}
+        self.branches: dict[str, frozenset[Branch]] = {}
+        self.frames: dict[str, Frame] = {}
+        self._follow_branches()
+        self._demand_values()
+        self.local: list[str] = []
+        self.stages: list[Stage] = []
+        self.stage_of: dict[str, Stage] = {}
+
+    def plan(self) -> Plan:
+        """See cut()."""
+        self._schedule()
+        for stage in self.stages:
+            self._connect(stage)
+        for name in self.local:
+            for edge in self.nodes[name].inputs:
+                self._use(edge)
+        for edge in self.fetches:
+            self._use(edge)
+        dead = any(self._branches_of(edge) for edge in self.fetches)
+        return Plan(
+            self.graph, self.own, self.kinds, self.branches, self.frames, self.fetches, self.targets, self.feeds,
+            self.local, self.stages, self.stage_of, self.roots, dead,
+        )  # fmt: skip
+
+    # -- what there is -----------------------------------------------------------------------------------------------------
+
+    def _needed(self) -> set[str]:
+        """Nodes that the fetches and targets need."""
+        waiting = [edge[0] for edge in self.fetches] + list(self.targets)
+        needed: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in needed:
+                needed.add(name)
+                node = self.nodes[name]
+                waiting.extend(edge[0] for edge in node.inputs if edge not in self.fed)
+                waiting.extend(self._controls(node))
+        return needed
+
+    def _controls(self, node: Node) -> list[str]:
+        """What it waits for, without the placeholders that are fed."""
+        return [name for name in node.controls if name not in self.given]
+
+    def _forward(self, node: Node) -> list[Edge]:
+        """Its inputs that nodes make, but for the back edges of loops."""
+        is_back = node.op in MERGES
+        return [edge for edge in node.inputs if edge not in self.fed and not (is_back and self.nodes[edge[0]].op in NEXTS)]
+
+    def _sorted(self, needed: set[str]) -> list[str]:
+        """What comes first stands first; else as the graph has it, so that every worker makes the same stages."""
+        after: dict[str, list[str]] = {name: [] for name in needed}
+        before: dict[str, int] = {}
+        ready: deque[str] = deque()
+        for name, node in self.nodes.items():
+            if name in needed:
+                sources = {edge[0] for edge in self._forward(node)}.union(self._controls(node))
+                before[name] = len(sources)
+                for source in sources:
+                    after[source].append(name)
+                if not sources:
+                    ready.append(name)
+        found = []
+        while ready:
+            name = ready.popleft()
+            found.append(name)
+            for other in after[name]:
+                before[other] -= 1
+                if not before[other]:
+                    ready.append(other)
+        if len(found) < len(needed):
+            raise Unsupported(f"the graph has a cycle through {min(needed - set(found))!r}")
+        return found
+
+    def _kind(self, node: Node) -> Kind:
+        """And, of another task's nodes, the handles behind their outputs."""
+        name, task = node.name, self.tasks[node.name]
+        if is_constant(node):
+            return Kind.CONSTANT
+        root = self.roots.get(node.inputs[0]) if node.inputs and node.inputs[0] not in self.fed else None
+        if root is not None and node.op == "Identity" and node.out_types[0] != RESOURCE:
+            self.tasks[name] = self.tasks[root]  # wherever it should be: the variable is read there
+            return Kind.OTHER if node.controls else Kind.READ
+        if task == self.own:
+            return Kind.OWN
+        if node.is_handle:
+            self.roots.update({(name, index): name for index in range(len(node.out_types))})
+            return Kind.HANDLE
+        if root is not None:
+            # An op on a reference (Assign, RefSwitch) yields that reference, too.
+            handles = [i for i, kind in enumerate(node.out_types) if kind >= REF or (kind == RESOURCE and node.op in ALIASES)]
+            self.roots.update({(name, index): root for index in handles})
+            if handles and node.op in ALIASES:
+                return Kind.ALIAS
+        if node.op in MERGES and (RESOURCE in node.out_types or node.op == "RefMerge"):
+            raise Unsupported(f"{node.op} {name!r} chooses between handles of {device(task)}, which {device(self.own)} cannot do")
+        return Kind.OWN if node.op in OWN_OPS or node.op.startswith(OWN_PREFIXES) else Kind.OTHER
+
+    def _branches_of(self, edge: Edge) -> frozenset[Branch]:
+        if edge in self.fed:
+            return NO_BRANCHES
+        node, above = self.nodes[edge[0]], self.branches[edge[0]]
+        return above | {(node.inputs[1], edge[1])} if node.op in SWITCHES else above
+
+    def _follow_branches(self) -> None:
+        entries: dict[str, frozenset[Branch]] = {}  # into each frame
+        for name in self.order:
+            node = self.nodes[name]
+            forward = self._forward(node)
+            sets = [self._branches_of(edge) for edge in forward]
+            found = frozenset.intersection(*sets) if node.op in MERGES and sets else NO_BRANCHES.union(*sets)
+            frame = max(
+                (self.frames[source] for source in [*(edge[0] for edge in forward), *self._controls(node)]), key=len, default=()
+            )
+            if node.op in ENTERS:
+                inner = node.definition.attr["frame_name"].s.decode()
+                frame = (*frame, inner)
+                entries[inner] = entries.get(inner, NO_BRANCHES) | found
+            elif node.op in EXITS and frame:
+                found, frame = entries[frame[-1]], frame[:-1]
+            self.branches[name] = found.union(*(self.branches[source] for source in self._controls(node)))
+            self.frames[name] = frame
+
+    def _demand_values(self) -> None:
+        """Find the handles, aliases and reads of other tasks whose values are needed elsewhere."""
+        wanted = list(self.fetches)
+        for name in self.order:
+            kind, node = self.kinds[name], self.nodes[name]
+            if kind is Kind.OWN:
+                wanted.extend(node.inputs)
+            elif kind is Kind.OTHER:
+                wanted.extend(edge for edge in node.inputs if self._crosses(edge, name))
+            if kind in (Kind.OTHER, Kind.READ):
+                wanted.extend(edge for edge, _ in self.branches[name])
+        while wanted:
+            edge = wanted.pop()
+            if edge in self.fed:
+                continue
+            name, kind = edge[0], self.kinds[edge[0]]
+            if edge in self.roots and self.nodes[name].out_types[edge[1]] == RESOURCE:
+                raise Unsupported(f"{text_of(edge)!r} is a handle at {device(self.tasks[name])}: it cannot be a value elsewhere")
+            if kind is Kind.ALIAS:  # a Switch of the value then, at the own task
+                self.kinds[name] = Kind.OWN
+                wanted.extend(self.nodes[name].inputs)
+            elif kind is Kind.READ:
+                self.kinds[name] = Kind.VALUED_READ
+            elif kind is Kind.HANDLE:
+                self.kinds[name] = Kind.VALUED_HANDLE
+
+    def _crosses(self, edge: Edge, user: str) -> bool:
+        return edge not in self.fed and self.tasks[edge[0]] != self.tasks[user]
+
+    # -- in which order ------------------------------------------------------------------------------------------------------
+
+    def _waits_for(self, name: str) -> set[str]:
+        """What must have run before this can: nodes of the own task and of stages."""
+        node, kinds, remote = self.nodes[name], self.kinds, self.kinds[name] in REMOTE
+        found = {source for source in self._controls(node) if kinds[source] in RUN}
+        for edge in self._forward(node):
+            kind = kinds[edge[0]]
+            is_here = remote and self.tasks[edge[0]] == self.tasks[name]
+            if kind in RUN and not (is_here and kind in (Kind.VALUED_READ, Kind.VALUED_HANDLE)):
+                found.add(edge[0])
+        if remote:
+            found.update(edge[0] for edge, _ in self.branches[name] if edge not in self.fed and kinds[edge[0]] in RUN)
+        if node.op in EXITS and kinds[name] is Kind.OWN:
+            found |= self._within(self.frames[node.inputs[0][0]])
+        return found
+
+    def _within(self, frame: Frame) -> set[str]:
+        """What runs in a frame; of it and of the frames in it."""
+        depth = len(frame)
+        return {name for name, other in self.frames.items() if other[:depth] == frame and self.kinds[name] in RUN}
+
+    def _schedule(self) -> None:
+        """In rounds, as the table's end says."""
+        waits = {name: self._waits_for(name) for name in self.order if self.kinds[name] in RUN}
+        after: dict[str, list[str]] = {name: [] for name in waits}
+        for name, sources in waits.items():
+            for source in sources:
+                after[source].append(name)
+        missing = {name: len(sources) for name, sources in waits.items()}
+        own: deque[str] = deque()
+        others: list[str] = []
+
+        def free(name: str) -> None:
+            (own if self.kinds[name] is Kind.OWN else others).append(name)
+
+        for name, count in missing.items():
+            if not count:
+                free(name)
+        number = placed = 0
+        while own or others:
+            while own:
+                name = own.popleft()
+                self.local.append(name)
+                placed += 1
+                for follower in after[name]:
+                    missing[follower] -= 1
+                    if not missing[follower]:
+                        free(follower)
+            now, others = deque(others), []
+            opened: dict[object, Stage] = {}
+            while now:
+                name = now.popleft()
+                recent = {
+                    self.stage_of[one].number
+                    for one in waits[name]
+                    if one in self.stage_of and self.stage_of[one].round == number
+                }
+                key = self._key(name)
+                stage = opened.get(key)
+                if recent and (stage is None or recent != {stage.number}):
+                    others.append(name)  # it needs what another stage of this round makes
+                    continue
+                if stage is None:
+                    stage = opened[key] = Stage(
+                        len(self.stages), self.tasks[name], number, self.branches[name], self.frames[name]
+                    )
+                    self.stages.append(stage)
+                stage.members.append(name)
+                self.stage_of[name] = stage
+                placed += 1
+                for follower in after[name]:
+                    missing[follower] -= 1
+                    if not missing[follower]:
+                        if self.kinds[follower] is Kind.OWN:
+                            own.append(follower)
+                        else:
+                            now.append(follower)
+            number += 1
+        if placed < len(waits):
+            stuck = next(name for name in waits if missing[name])
+            raise Unsupported(f"{self.nodes[stuck].op} {stuck!r} waits for what comes after it once the graph is cut by tasks")
+
+    def _key(self, name: str) -> object:
+        """Nodes with one of these may be in one stage."""
+        key = (self.tasks[name], self.frames[name], self.branches[name])
+        return (*key, name) if self.nodes[name].op in BLOCKING else key
+
+    # -- what goes over ------------------------------------------------------------------------------------------------------
+
+    def _use(self, edge: Edge) -> None:
+        """A value is needed outside of the stage that makes it."""
+        stage = self.stage_of.get(edge[0]) if edge not in self.fed else None
+        if stage is not None and edge not in stage.fetches:
+            kind = self.nodes[edge[0]].out_types[edge[1]]
+            if kind == RESOURCE or kind == VARIANT:
+                raise Unsupported(f"{text_of(edge)!r} lives at {device(stage.task)} for one step: it cannot be a value elsewhere")
+            stage.fetches.append(edge)
+
+    def _connect(self, stage: Stage) -> None:
+        members = set(stage.members)
+        feeds: dict[Edge, None] = {}
+        after: dict[str, None] = {}
+        for name in stage.members:
+            node = self.nodes[name]
+            for edge in node.inputs:
+                source = edge[0]
+                if edge in self.fed:
+                    feeds[edge] = None
+                elif source in members or self.kinds[source] is Kind.CONSTANT:
+                    continue
+                elif self.tasks[source] == stage.task and (edge in self.roots or self.kinds[source] in READS):
+                    if self.kinds[source] is Kind.OTHER:
+                        after[source] = None
+                else:
+                    feeds[edge] = None
+                    self._use(edge)
+            after.update({source: None for source in self._controls(node) if source not in members and self.kinds[source] in RUN})
+        told = NO_BRANCHES.union(*map(self._branches_of, feeds), *(self.branches[source] for source in after))
+        inside = not stage.frame or any(
+            self.frames[source] == stage.frame for source in [*(edge[0] for edge in feeds if edge not in self.fed), *after]
+        )
+        stage.feeds, stage.after = list(feeds), list(after)
+        stage.gates = sorted(stage.branches - told if inside else stage.branches)
+        if not inside and not any(self.frames[edge[0]] == stage.frame for edge, _ in stage.gates):
+            raise Unsupported(
+                f"{stage.members[0]!r} is in a loop of {device(self.own)}, and nothing tells {device(stage.task)} of its turns"
+            )
+        for edge, _ in stage.gates:
+            self._use(edge)

@@ -1,0 +1,134 @@
+"""Which task each node of a graph runs at. No I/O here.
+
+what the node has                                                   where it goes
+a reference, resource or variant input                              with what that comes from: a handle never leaves its task
+`_class` loc:@other                                                 with the other
+a device that names job and task                                    there
+a device that names a job only                                      the session's own task if it is of that job, else task 0
+none of these                                                       the session's own task
+two of these that disagree: a handle's own device                   wins over its users'
+                            otherwise, with allow_soft_placement    the first in the graph's order
+                            otherwise                               InvalidArgument
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from prpc_engine.cluster.names import device as text_of
+from prpc_engine.cluster_spec import Task
+from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Graph, Node
+
+
+class Misplaced(ValueError):
+    """A node names a task or device that is not there, or two that disagree."""
+
+
+_PART = re.compile(r"/(job|replica|task|device|cpu|gpu|xla_cpu|xla_gpu):([^/]*)", re.IGNORECASE)
+
+
+class Device(NamedTuple):
+    """A device string, as far as it says something."""
+
+    job: str | None
+    task: int | None
+    kind: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Device:
+        """Of "/job:ps/task:0/device:CPU:0", "/cpu:0", "" and the like."""
+        job, task, kind = None, None, None
+        for key, value in _PART.findall(text):
+            key = key.lower()
+            if key == "job":
+                job = value
+            elif key == "task":
+                task = int(value) if value.isdigit() else None
+            elif key == "device":
+                kind = value.partition(":")[0].upper()
+            elif key != "replica":
+                kind = key.upper()
+        return cls(job, task, kind)
+
+
+class Placer:
+    """Places graphs of sessions at one task of a cluster."""
+
+    def __init__(self, tasks: Iterable[Task], own: Task, soft: bool = False) -> None:
+        self._tasks = frozenset(tasks)
+        self._own = own
+        self._soft = soft
+        self._parsed: dict[str, Device] = {}
+
+    def place(self, graph: Graph, names: Iterable[str]) -> dict[str, Task]:
+        """The task of each of these nodes. Raises Misplaced."""
+        nodes = [graph.nodes[name] for name in names]
+        parent = {node.name: node.name for node in nodes}
+
+        def root(name: str) -> str:
+            while parent[name] != name:
+                parent[name] = name = parent[parent[name]]
+            return name
+
+        for node in nodes:
+            for (source, _), kind in zip(node.inputs, node.in_types, strict=True):
+                if _is_handle_type(kind) and source in parent:
+                    parent[root(node.name)] = root(source)
+            for other in node.colocated():
+                if other in parent:
+                    parent[root(node.name)] = root(other)
+        chosen: dict[str, tuple[Node, Task]] = {}
+        for node in nodes:
+            task = self._wanted(node)
+            if task is None:
+                continue
+            group = root(node.name)
+            before = chosen.get(group)
+            if before is None or (before[1] != task and self._wins(node, task, *before)):
+                chosen[group] = node, task
+        return {node.name: chosen[root(node.name)][1] if root(node.name) in chosen else self._own for node in nodes}
+
+    def _wins(self, node: Node, task: Task, other: Node, other_task: Task) -> bool:
+        """Whether the node, and not the other one before it, says where their group goes."""
+        if node.is_handle != other.is_handle:
+            return node.is_handle
+        if self._soft and not node.is_handle:
+            return False
+        raise Misplaced(
+            f"Cannot colocate nodes {other.name!r} and {node.name!r}: they must run at one task, and are assigned to "
+            f"{text_of(other_task)} and {text_of(task)}"
+        )
+
+    def _wanted(self, node: Node) -> Task | None:
+        device = self._parsed.get(node.device)
+        if device is None:
+            device = self._parsed[node.device] = Device.parse(node.device)
+        if device.kind not in (None, "CPU", "*") and not self._soft:
+            raise self._unknown(node)
+        if device.job is None:
+            if device.task is None:
+                return None
+            task = Task(self._own.job, device.task)
+        elif device.task is None:
+            indices = [task.index for task in self._tasks if task.job == device.job]
+            if device.job == self._own.job:
+                return self._own
+            task = Task(device.job, min(indices, default=0))
+        else:
+            task = Task(device.job, device.task)
+        if task not in self._tasks:
+            raise self._unknown(node)
+        return task
+
+    def _unknown(self, node: Node) -> Misplaced:
+        there = ", ".join(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0" for task in sorted(self._tasks))
+        return Misplaced(
+            f"Cannot assign a device for operation {node.name}: {{{{node {node.name}}}}} was explicitly assigned to "
+            f"{node.device} but available devices are [ {there} ]. Make sure the device specification refers to a valid device."
+        )
+
+
+def _is_handle_type(kind: int) -> bool:
+    return kind == RESOURCE or kind == VARIANT or kind >= REF

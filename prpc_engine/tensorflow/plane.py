@@ -1,0 +1,42 @@
+"""How the tasks of a step get each other's values: a plane is made for a session, and runs its steps.
+
+PRPC_TF_PLANE    plane                                                                 file
+star, the rule   subgraphs of other tasks are called as one op each, level by level    star.py
+sendrecv         every task runs its part, and they ask each other for values          sendrecv.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from prpc_engine.errors import ConfigError
+from prpc_engine.tensorflow.sendrecv import SendRecvPlane
+from prpc_engine.tensorflow.server import TaskServer
+from prpc_engine.tensorflow.star import StarPlane
+
+VARIABLE = "PRPC_TF_PLANE"
+
+
+class Plane(Protocol):
+    """Runs the steps of one session."""
+
+    def run(
+        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], options: Any, metadata: Any
+    ) -> list[Any]:
+        """The values of the fetches. Raises errors of TensorFlow."""
+
+    def close(self) -> None:
+        """The session is closed: what it runs is given up."""
+
+
+PLANES: dict[str, Callable[[TaskServer, Any], Plane]] = {"star": StarPlane, "sendrecv": SendRecvPlane}
+
+
+def plane_for(server: TaskServer, session: Any) -> Plane:
+    """Of that session. Raises ConfigError."""
+    name = os.environ.get(VARIABLE, "star")
+    if name not in PLANES:
+        raise ConfigError(f"{VARIABLE}={name!r}: {', '.join(PLANES)} are allowed")
+    return PLANES[name](server, session)

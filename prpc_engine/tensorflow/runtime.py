@@ -1,0 +1,172 @@
+"""Where the parts of a task run: one session of TensorFlow's own in this process, whose graph only grows.
+
+    what                               in that graph
+    a part                             under "prpc_g<k>/", once for each load()
+    a handle                           under "prpc_h<k>/", once a task: all parts that name it mean one variable, queue or table
+    what has a state of its kernel's   under "prpc_h<k>/", once for each session of a user
+
+A part runs in the thread that calls it, but for kernels that use several cores: an op of it that is Python needs no change of
+threads, and one that waits keeps nobody else from a thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.client import pywrap_tf_session as tf_session
+from tensorflow.python.client import session as tf_sessions
+from tensorflow.python.framework import importer, ops
+
+from prpc_engine.tensorflow.gate import GIVE, with_gate
+from prpc_engine.tensorflow.rewrite import Fixed, Part
+
+IN_CALLERS_THREAD = -1  # RunOptions.inter_op_thread_pool
+
+
+class Loaded:
+    """A part that can be run, by several threads at a time."""
+
+    def __init__(self, session: Any, options: Any) -> None:
+        self._python_session, self._options = session, options
+        self._callable = session._make_callable_from_options(options)  # its end releases the handle
+        self._session, self._handle = session._session, self._callable._handle
+
+    def run(self, feeds: Sequence[Any]) -> Any:
+        """What it fetches, for what it is fed. Raises errors of TensorFlow; of a fetch within a branch that was not taken it
+        returns an empty array."""
+        return tf_session.TF_SessionRunCallable(self._session, self._handle, feeds, None)
+
+    def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any) -> Any:
+        """The same with RunOptions as bytes, and a buffer for RunMetadata or None; a fetch of a branch that was not taken is an
+        error. It takes longer."""
+        graph, options_of = self._python_session.graph, self._options
+        outputs = [
+            [graph.get_tensor_by_name(name)._as_tf_output() for name in names] for names in (options_of.feed, options_of.fetch)
+        ]
+        targets = [graph.get_operation_by_name(name)._c_op for name in options_of.target]
+        fed = dict(zip(outputs[0], feeds, strict=True))
+        said = config_pb2.RunOptions.FromString(options)
+        said.inter_op_thread_pool = IN_CALLERS_THREAD
+        buffer = tf_session.TF_NewBufferFromString(said.SerializeToString())
+        try:
+            return self._python_session._call_tf_sessionrun(buffer, fed, outputs[1], targets, metadata)
+        finally:
+            tf_session.TF_DeleteBuffer(buffer)
+
+
+class Waiting:
+    """A part that may wait for another step (gate.py). Each run has a copy of it that no other run has at that time."""
+
+    def __init__(self, runtime: Runtime, part: Part, scope: str) -> None:
+        self._runtime, self._part, self._scope = runtime, part, scope
+        self._guard = threading.Lock()
+        self._idle = [self._copy()]  # now: what is wrong with the graph is to be found when it is loaded
+        self._running: dict[object, tuple[Loaded, Loaded]] = {}
+
+    def _copy(self) -> tuple[Loaded, Loaded]:
+        gated = with_gate(self._part, f"prpc_gate_{secrets.token_hex(8)}")
+        return self._runtime.load_with(gated, self._scope, GIVE)
+
+    def run(self, feeds: Sequence[Any], owner: object) -> Any:
+        """As Loaded.run(); `owner` is who may give it up."""
+        with self._guard:
+            copy = self._idle.pop() if self._idle else None
+        copy = copy or self._copy()
+        self._running[owner] = copy
+        try:
+            return copy[0].run(feeds)
+        finally:
+            with self._guard:
+                if self._running.pop(owner, None) is not None:
+                    self._idle.append(copy)
+
+    def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any) -> Any:
+        """As Loaded.run_checked(); nobody gives it up but the end of the process, or the time that the options allow."""
+        return self._copy()[0].run_checked(feeds, options, metadata)
+
+    def give_up(self, owner: object) -> None:
+        """End that run with an error, if it still waits. Its copy is not used again: it may have been told too late."""
+        with self._guard:
+            copy = self._running.pop(owner, None)
+        if copy is not None:
+            copy[1].run(())
+
+    def give_up_all(self) -> None:
+        """The same for all runs."""
+        for owner in list(self._running):
+            self.give_up(owner)
+
+
+class Runtime:
+    """See the file's head. Owned by a task's server."""
+
+    def __init__(self, config: Any) -> None:
+        own = config_pb2.ConfigProto()
+        own.CopyFrom(config)
+        own.allow_soft_placement = True  # devices are gone from the parts
+        del own.device_filters[:]
+        self.graph = ops.Graph()
+        self.session = tf_sessions.Session("", graph=self.graph, config=own)
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._fixed: dict[tuple[str, bytes], Any] = {}  # the operation, by session ("": of all) and definition
+
+    def load(self, part: Part, scope: str) -> Loaded:
+        """Make a part ready to run; `scope` is the user's session. Raises errors of TensorFlow and ValueError for a bad graph."""
+        with self._lock:
+            return Loaded(self.session, self._add(part, scope)[0])
+
+    def load_with(self, part: Part, scope: str, target: str) -> tuple[Loaded, Loaded]:
+        """The same, and one more of its ops that can be run by itself."""
+        with self._lock:
+            options, prefix = self._add(part, scope)
+            other = config_pb2.CallableOptions(target=[f"{prefix}/{target}"], run_options=options.run_options)
+            return Loaded(self.session, options), Loaded(self.session, other)
+
+    def _add(self, part: Part, scope: str) -> tuple[Any, str]:
+        fixed = {name: self._fix(one, part, scope) for name, one in part.fixed.items()}
+        wanted = {text for node in part.graph.node for text in node.input}
+        inputs = {}
+        for name, operation in fixed.items():
+            for index, output in enumerate(operation.outputs):
+                for text in (f"{name}:{index}", name) if index == 0 else (f"{name}:{index}",):
+                    if text in wanted:
+                        inputs[text] = output
+        prefix = self._import(part.graph, "prpc_g", inputs)
+        options = config_pb2.CallableOptions()
+        options.feed.extend(f"{prefix}/{name}" for name in part.feeds)
+        options.fetch.extend(_placed(name, fixed, prefix) for name in part.fetches)
+        options.target.extend(f"{prefix}/{name}" for name in part.targets)
+        options.run_options.inter_op_thread_pool = IN_CALLERS_THREAD
+        return options, prefix
+
+    def _fix(self, fixed: Fixed, part: Part, scope: str) -> Any:
+        definitions = fixed.definitions
+        key = (scope if fixed.is_private else "", b"".join(one.SerializeToString(deterministic=True) for one in definitions))
+        operation = self._fixed.get(key)
+        if operation is None:
+            graph = graph_pb2.GraphDef(node=definitions, library=part.graph.library, versions=part.graph.versions)
+            prefix = self._import(graph, "prpc_h", {})
+            operation = self._fixed[key] = self.graph.get_operation_by_name(f"{prefix}/{definitions[-1].name}")
+        return operation
+
+    def _import(self, graph: Any, kind: str, inputs: dict[str, Any]) -> str:
+        self._numbers += 1
+        prefix = f"{kind}{self._numbers}"
+        with self.graph.as_default():
+            importer.import_graph_def(graph, input_map=inputs, name=prefix)
+        return prefix
+
+    def close(self) -> None:
+        """End what runs, with CancelledError."""
+        self.session.close()
+
+
+def _placed(text: str, fixed: dict[str, Any], prefix: str) -> str:
+    name, _, index = text.partition(":")
+    return fixed[name].outputs[int(index)].name if name in fixed else f"{prefix}/{text}"

@@ -1,0 +1,295 @@
+"""The plane "sendrecv": tasks send each other values under keys of the step, and ask for them (transfers.py says which).
+
+once for each set of feeds, fetches and targets    the graph is cut as for "star"; stages are registered at their tasks, then for
+                                                   each task the program that runs them; the own part is loaded, with ops that
+                                                   send and receive
+each step                                          gets a number of its own; each program is told to run it; whoever will receive
+                                                   something asks for it at once, and it is answered when it is there
+
+    a step     ends when                                        and then
+    ran        the own part has run, and so have all programs   its values are fetched
+    failed     any of these fails                               all receives here end; programs that go on are told to give up;
+                                                                the first error that is not of giving up is raised
+    given up   the session is closed                            the same, with Cancelled
+
+A step may take an hour, as any receive may. What it left elsewhere is forgotten with the next one, or at the session's end.
+
+What stages within branches and loops take and give is not sent, but called for as in "star"; one line of the log says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.framework import errors_impl as tf_errors
+from tensorflow.python.ops import script_ops
+
+from prpc_engine import errors as engine_errors
+from prpc_engine.cluster.names import device
+from prpc_engine.cluster.receipt import Receipt
+from prpc_engine.config import TIMEOUT_S_MAX
+from prpc_engine.tensorflow import errors, programs, proto, tensors
+from prpc_engine.tensorflow.partition import Plan
+from prpc_engine.tensorflow.rewrite import Call, Rewriter
+from prpc_engine.tensorflow.runtime import Loaded
+from prpc_engine.tensorflow.server import TaskServer
+from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, StarPlane, Step
+from prpc_engine.tensorflow.transfers import Op, Transfers, transfers
+from shard import Future, ShardError
+
+STEP_BITS = 63  # as many as a step's number may have: two of them never meet
+GIVE_UP_TIMEOUT_S = 5.0  # for a program to say that it has given up
+
+logger = logging.getLogger("prpc")
+_ENGINE_ERRORS = (engine_errors.RpcError, ShardError)
+
+
+@dataclass(frozen=True)
+class SendRecvStatistics:
+    """What the steps of one session took."""
+
+    steps: int
+    programs: int  # RunGraph: one a task and step
+    messages: int  # RecvTensor and FuseRecvTensor: requests for values, from whichever task to whichever
+    tensors: int  # values that were asked for by them
+    calls: int  # other requests: stages that are called, and what is registered
+    plans: int  # sets of feeds, fetches and targets
+
+
+class _Ops:
+    """The functions of one op that sends or receives."""
+
+    def __init__(self, plane: SendRecvPlane, op: Op, index: int) -> None:
+        self._plane, self._index = plane, index
+        self._peer, self._keys, self._kinds = device(op.peer), op.keys, op.kinds
+
+    def send(self, number: Any, *values: Any) -> None:
+        """Have the values ready; a key more than there are values is a token's. Raises what errors.keep() makes."""
+        step, send = int(number), self._plane.engine.send
+        try:
+            for key, value in zip(self._keys, values, strict=False):
+                send(key, tensors.to_array(value), to=self._peer, step=step)
+            for key in self._keys[len(values) :]:
+                send(key, None, to=self._peer, step=step, is_dead=True)
+        except _ENGINE_ERRORS as error:
+            raise errors.keep(self._plane.failure(step, error)) from None
+
+    def receive(self, number: Any) -> list[Any]:
+        """Wait for the values; none for a token. Raises what errors.keep() makes."""
+        step = int(number)
+        try:
+            arrays = self._plane.under_way[step].receipts[self._index].result()
+        except _ENGINE_ERRORS as error:
+            raise errors.keep(self._plane.failure(step, error)) from None
+        return [tensors.from_array(array, kind) for kind, array in zip(self._kinds, arrays, strict=True) if array is not None]
+
+
+class _UnderWay:
+    """One step, as long as it takes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.calls: dict[str, Future] = {}  # of the programs, by task
+        self.receipts: list[Receipt] = []
+        self.error: Exception | None = None
+
+    def replied(self, call: Future) -> None:
+        """A program has ended: with an error, all end."""
+        error = _outcome(call)
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End what is received here."""
+        if self.error is None or isinstance(self.error, tf_errors.CancelledError):
+            self.error = error
+        for receipt in list(self.receipts):
+            receipt.cancel()
+
+
+def _outcome(call: Future, timeout_s: float | None = None) -> Exception | None:
+    """The error that a program ended with. Raises TimeoutError."""
+    error = call.error(timeout_s)
+    if isinstance(error, Exception):
+        return errors.from_engine(error)
+    code, *text = call.result()
+    return errors.read(code, *text) if code else None
+
+
+class _Nothing(Loaded):
+    """An own part of which all runs elsewhere: TensorFlow refuses to run nothing."""
+
+    def __init__(self) -> None:
+        """There is nothing to load."""
+
+    def run(self, feeds: Sequence[Any]) -> Any:
+        """Nothing."""
+        return []
+
+    def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
+        """Nothing."""
+        return []
+
+
+@dataclass(frozen=True)
+class _Exchange(Step):
+    """What is kept for one set of feeds, fetches and targets."""
+
+    plane: SendRecvPlane
+    programs: dict[str, int]  # handles, by task
+    receives: list[Op]
+    messages: int
+    tensors: int
+
+    def run(self, feeds: Sequence[Any]) -> Any:
+        """What it fetches."""
+        return self.plane.exchange(self, super().run, feeds)
+
+    def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
+        """See Loaded.run_checked()."""
+        run = super().run_checked
+        return self.plane.exchange(self, lambda fed: run(fed, options, metadata), feeds)
+
+
+class SendRecvPlane(StarPlane):
+    """See the file's head. Thread-safe."""
+
+    def __init__(self, server: TaskServer, session: Any) -> None:
+        super().__init__(server, session)
+        self.engine = server.engine
+        said = [one for one in map(proto.tensor_fuse, (session._config, server.config)) if one is not None]
+        self._fuse = said[0] if said else server.engine.settings.tensor_fuse
+        self.under_way: dict[int, _UnderWay] = {}
+        self._behind: dict[str, list[int]] = {}  # steps that are over, and that the task has not heard this of
+        self._programs = self._messages = self._tensors = 0
+
+    def statistics(self) -> SendRecvStatistics:  # type: ignore[override]
+        """A snapshot."""
+        calls = self._calls - self._programs
+        return SendRecvStatistics(self._runs, self._programs, self._messages, self._tensors, calls, len(self._steps))
+
+    # -- once ----------------------------------------------------------------------------------------------------------------
+
+    def _planned(self, plan: Plan, kept: list[Any]) -> Step:
+        found = transfers(plan, self._fuse)
+        if found.called:
+            logger.info("%d of %d stages are called, as in the plane star: they depend on branches, loops or other steps, as %r",
+                        len(found.called), len(plan.stages), found.called[0].members[0])  # fmt: skip
+        rewriter = Rewriter(plan, graph_pb2.GraphDef)
+        registered = [
+            [(block, self._submit_register(rewriter, block.stage)) for block in blocks] for blocks in found.programs.values()
+        ]
+        calls = self._make_calls(rewriter, found.called, kept)
+        for op in found.sends:
+            calls.append(self._op(op, _Ops(self, op, 0).send, kept))
+        for index, op in enumerate(found.receives):
+            calls.append(self._op(op, _Ops(self, op, index).receive, kept))
+        programs_of = {}
+        for task, stages in zip(found.programs, registered, strict=True):
+            packed = [programs.pack_block(block, self._registered(one)) for block, one in stages]
+            programs_of[device(task)] = self._ask(device(task), programs.PROGRAM, "the program of a graph", (packed,))
+        part = Rewriter(found.own, graph_pb2.GraphDef).own(calls)
+        loaded = self._load(part) if part.fetches or part.targets else _Nothing()
+        handles = {task: self._registered(one) for task, one in programs_of.items()}
+        return _Exchange(loaded, plan.may_be_dead, kept, self, handles, found.receives, *_counts(found))
+
+    @staticmethod
+    def _op(op: Op, function: Callable[..., Any], kept: list[Any]) -> Call:
+        kept.append(function)
+        return Call(op.stage, script_ops._py_funcs.insert(function), "")
+
+    def _ask(self, task: str, method: str, what: str, arguments: tuple[Any, ...]) -> Future:
+        try:
+            return self.submit(task, method, what, arguments)
+        except engine_errors.RpcError as error:
+            raise errors.from_engine(error) from None
+
+    # -- each step -----------------------------------------------------------------------------------------------------------
+
+    def exchange(self, step: _Exchange, run: Callable[[Sequence[Any]], Any], feeds: Sequence[Any]) -> Any:
+        """Run a step: the own part by `run`. Raises errors of TensorFlow."""
+        number = secrets.randbits(STEP_BITS)
+        going = self.under_way[number] = _UnderWay(number)
+        try:
+            self._start(going, step)
+            values = run([*feeds, np.array(number, np.int64)])
+            for call in going.calls.values():
+                error = _outcome(call)
+                if error is not None:
+                    raise error
+        except Exception as error:
+            raise self._given_up(going, error) from None
+        finally:
+            del self.under_way[number]
+            for task in going.calls:
+                self._behind.setdefault(task, []).append(number)
+            with contextlib.suppress(engine_errors.Closed):  # the server was stopped: nothing is left of the step
+                self.engine.cleanup(number)
+        return values
+
+    def _start(self, going: _UnderWay, step: _Exchange) -> None:
+        self._programs += len(step.programs)
+        self._messages += step.messages
+        self._tensors += step.tensors
+        number, timeout_s = going.number, min(self._timeout_s, TIMEOUT_S_MAX)
+        for task, handle in step.programs.items():
+            arguments = (handle, number, timeout_s, self._behind.pop(task, []))
+            call = going.calls[task] = self._ask(task, programs.STEP, f"its part of step {number}", arguments)
+            call.add_done_callback(going.replied)
+        for op in step.receives:
+            try:
+                receipt = self.engine.submit_recv_many(op.keys, source=device(op.peer), step=number, timeout_s=timeout_s)
+            except engine_errors.RpcError as error:
+                raise errors.from_engine(error) from None
+            going.receipts.append(receipt)
+        if going.error is not None:
+            going.fail(going.error)  # again: it may have come before they were asked for
+
+    def failure(self, number: int, error: Exception) -> Exception:
+        """What a step that an op of it failed with `error` is to raise."""
+        going = self.under_way.get(number)
+        return going.error if going is not None and going.error is not None else errors.from_engine(error)
+
+    def _given_up(self, going: _UnderWay, error: Exception) -> Exception:
+        """The error to raise, once all have given up."""
+        typed = errors.of_step(error)
+        going.fail(typed)
+        found = [typed]
+        for task in [task for task, call in going.calls.items() if not call.done()]:
+            self._tell(task, [going.number])
+        for call in going.calls.values():
+            try:
+                outcome = _outcome(call, GIVE_UP_TIMEOUT_S)
+            except TimeoutError:
+                call.cancel()
+                continue
+            if outcome is not None:
+                found.append(outcome)
+        return next((one for one in found if not isinstance(one, tf_errors.CancelledError)), typed)
+
+    def _tell(self, task: str, steps: list[int]) -> None:
+        """Nobody waits for the answer."""
+        try:
+            self.engine.ask(task, programs.GIVE_UP, "giving steps up", lambda _: (steps,), CLOSE_TIMEOUT_S)
+        except engine_errors.RpcError as error:
+            logger.debug("%s does not hear that %d steps are over: %s", task, len(steps), str(error))
+
+    def close(self) -> None:
+        """See Plane."""
+        super().close()
+        for task in list(self._behind):
+            self._tell(task, self._behind.pop(task, []))
+
+
+def _counts(found: Transfers) -> tuple[int, int]:
+    """Requests of a step, and the values that they ask for."""
+    of_own = [op.keys for op in found.receives]
+    of_programs = [request.keys for blocks in found.programs.values() for block in blocks for request in block.receives]
+    return len(of_own) + len(of_programs), sum(map(len, of_own)) + sum(map(len, of_programs))

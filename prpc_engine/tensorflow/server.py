@@ -1,0 +1,79 @@
+"""A task of TensorFlow's over this engine: tf.distribute.Server(..., protocol="prpc") becomes one.
+
+It is a prpc_engine.Server, with its control and data address, its .endpoint_map and NETWORK_* variables, and has the verbs of
+stages.py besides. What belongs to the task lives in one runtime: what its own sessions run here, and what those of others do.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from prpc_engine.cluster.config import ServerConfig
+from prpc_engine.cluster.server import Server
+from prpc_engine.cluster_spec import Task
+from prpc_engine.peer import Peer
+from prpc_engine.tensorflow import proto
+from prpc_engine.tensorflow.programs import Programs
+from prpc_engine.tensorflow.runtime import Runtime
+from prpc_engine.tensorflow.stages import Stages
+
+PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names of the same
+
+_guard = threading.Lock()
+_by_target: dict[str, TaskServer] = {}
+
+
+class TaskServer:
+    """See the file's head. Made from a ServerDef; close() by its owner. Raises as prpc_engine.Server does."""
+
+    def __init__(self, definition: Any) -> None:
+        self.definition = definition
+        cluster = {job.name: dict(job.tasks) for job in definition.cluster.job}
+        self.task = Task(definition.job_name, definition.task_index)
+        self.config = definition.default_session_config
+        self.runtime = Runtime(self.config)
+        self.stages = Stages(self.runtime)
+        config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
+        self.programs = Programs(self.stages, lambda: self.engine)
+        verbs = {**self.stages.verbs, **self.programs.verbs}
+        self.engine = Server(cluster, self.task.job, self.task.index, config=config, start=False, methods=verbs)
+        self.engine.on_peer_lost = self._peer_lost
+        self.tasks = frozenset(self.engine.server_def.cluster.addresses)
+
+    def start(self) -> None:
+        """Listen. Raises AddressInUse."""
+        self.engine.start()
+        with _guard:
+            _by_target[_address(self.engine.target)] = self
+
+    def _peer_lost(self, peer: Peer) -> None:
+        self.stages.peer_lost(peer)
+        self.programs.peer_lost(peer)
+
+    @property
+    def target(self) -> str:
+        """For sessions of this process: "prpc://host:port"."""
+        return self.engine.target
+
+    def join(self) -> None:
+        """Serve from this thread until close()."""
+        self.engine.join()
+
+    def close(self) -> None:
+        """Hang up, and give up what runs here."""
+        with _guard:
+            _by_target.pop(_address(self.engine.target), None)
+        self.engine.stop()
+        self.programs.close()
+        self.stages.close()
+
+
+def server_of(target: object) -> TaskServer | None:
+    """The server of this process that a session's target names, with or without its scheme; None for any other target."""
+    text = target.decode(errors="replace") if isinstance(target, bytes) else str(target or "")
+    return _by_target.get(_address(text))
+
+
+def _address(target: str) -> str:
+    return target.rpartition("://")[2]

@@ -1,0 +1,198 @@
+"""What a task does for the sessions of others: it is given stages once, and runs them step after step.
+
+    verb        arguments                answer                                     runs in
+    register    session, packed part     [0, handle]; [code, text]                  a thread
+    run         handle, session, tensors [0, tensors...]; [code, text]              the turn that found the request when the stage
+                                                                                    took little time lately; else a thread
+    close       session                  [0]; what runs for it is given up          the turn
+
+A handle is a number that no other process has, so that one of a task that was started again is unknown: AbortedError, as the
+sessions of TensorFlow want it. Equal stages of several sessions are one, unless a kernel's state is a session's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.python.framework import errors_impl as tf_errors
+
+from prpc_engine.context import calling_peer, remaining_s
+from prpc_engine.deferred import Deferred
+from prpc_engine.peer import Peer
+from prpc_engine.tensorflow import errors, tensors
+from prpc_engine.tensorflow.rewrite import Fixed, Part
+from prpc_engine.tensorflow.runtime import Loaded, Runtime, Waiting
+
+REGISTER, RUN, CLOSE = "tf.register", "tf.run", "tf.close"
+QUICK_S = 0.001  # a stage that takes less is run by the reactor's thread: a change of threads costs a tenth of that
+FOREVER_S = 86_400.0  # a run that may wait for longer has no timer
+RUNS_AT_ONCE_MAX = 4096  # threads: each waits for a step, or for what a queue will bring
+
+
+def pack_part(part: Part) -> list[Any]:
+    """What register() is given of it."""
+    fixed = [[name, one.is_private, [node.SerializeToString() for node in one.definitions]] for name, one in part.fixed.items()]
+    return [part.graph.SerializeToString(deterministic=True), fixed, part.feeds, part.fetches, part.targets, part.waiting]
+
+
+def unpack_part(packed: Sequence[Any]) -> Part:
+    """The part. Raises ValueError and DecodeError for anything else."""
+    graph, fixed, feeds, fetches, targets, waiting = packed
+    return Part(
+        graph_pb2.GraphDef.FromString(graph),
+        {name: Fixed([node_def_pb2.NodeDef.FromString(one) for one in nodes], private) for name, private, nodes in fixed},
+        feeds,
+        fetches,
+        targets,
+        waiting,
+    )
+
+
+@dataclass(frozen=True)
+class StagesStatistics:
+    """What a task did for others."""
+
+    stages: int  # registered
+    shared: int  # registrations of a stage that was there already
+    runs: int
+    runs_in_turn: int  # of those, in the reactor's thread
+    running: int  # now, in threads
+
+
+class Registered:
+    """One that was registered."""
+
+    def __init__(self, loaded: Loaded | Waiting) -> None:
+        self.loaded = loaded
+        self.is_quick = False  # not before it has run: its first run makes executors
+
+    def run(self, packed: Sequence[Any], owner: object = None) -> list[Any]:
+        """The answer."""
+        try:
+            return [0, *map(tensors.pack, self.fetched([tensors.unpack(one) for one in packed], owner))]
+        except Exception as error:
+            return list(errors.told(error))
+
+    def fetched(self, feeds: Sequence[Any], owner: object = None) -> Sequence[Any]:
+        """What it fetches, for what it is fed. Raises errors of TensorFlow."""
+        started = time.perf_counter()
+        loaded = self.loaded
+        fetched: Sequence[Any] = loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, owner)
+        self.is_quick = isinstance(loaded, Loaded) and time.perf_counter() - started < QUICK_S
+        return fetched
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One that goes on in a thread."""
+
+    stage: Registered
+    session: str
+    peer: Peer | None
+
+
+class Stages:
+    """See the file's head. Owned by a task's server; its verbs run in the reactor's thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._threads = ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-stage")
+        self._stages: dict[int, Registered] = {}
+        self._by_content: dict[bytes, int] = {}
+        self._registering = threading.Lock()
+        self._next_handle = secrets.randbits(40) << 20
+        self._running: dict[Deferred, _Run] = {}
+        self._shared = self._runs = self._in_turn = 0
+
+    @property
+    def verbs(self) -> dict[str, Callable[..., Any]]:
+        """By name, for the server."""
+        return {REGISTER: self.register, RUN: self.run, CLOSE: self.close_session}
+
+    def statistics(self) -> StagesStatistics:
+        """A snapshot."""
+        return StagesStatistics(len(self._stages), self._shared, self._runs, self._in_turn, len(self._running))
+
+    def find(self, handle: int) -> Registered | None:
+        """The stage that has it."""
+        return self._stages.get(handle)
+
+    def register(self, session: str, packed: list[Any]) -> Deferred:
+        """See the table at the top."""
+        answer = Deferred()
+        self._threads.submit(self._register, session, packed, answer)
+        return answer
+
+    def _register(self, session: str, packed: list[Any], answer: Deferred) -> None:
+        try:
+            is_private = any(private for _, private, _ in packed[1])
+            content = hashlib.sha256(repr([session if is_private else "", packed]).encode()).digest()
+            with self._registering:
+                handle = self._by_content.get(content)
+                if handle is None:
+                    part = unpack_part(packed)
+                    runtime = self._runtime
+                    loaded = Waiting(runtime, part, session) if part.waiting else runtime.load(part, session)
+                    handle = self._by_content[content] = self._next_handle
+                    self._next_handle += 1
+                    self._stages[handle] = Registered(loaded)
+                else:
+                    self._shared += 1
+        except Exception as error:
+            answer.reply(list(errors.told(error)))
+            return
+        answer.reply([0, handle])
+
+    def run(self, handle: int, session: str, *packed: Any) -> list[Any] | Deferred:
+        """See the table at the top."""
+        stage = self._stages.get(handle)
+        if stage is None:
+            return [tf_errors.ABORTED, f"no graph of handle {handle} is registered here: the task was started again"]
+        self._runs += 1
+        if stage.is_quick:
+            self._in_turn += 1
+            return stage.run(packed)
+        answer, peer = Deferred(), calling_peer()
+        self._running[answer] = _Run(stage, session, peer)
+        answer.add_done_callback(self._over)
+        if isinstance(stage.loaded, Waiting) and peer is not None:
+            left_s = remaining_s(peer.reactor.clock)
+            if left_s is not None and left_s < FOREVER_S:
+                peer.reactor.call_later(left_s, partial(stage.loaded.give_up, answer))
+        self._threads.submit(self._run, stage, packed, answer)
+        return answer
+
+    def _over(self, answer: Any) -> None:
+        self._running.pop(answer, None)
+
+    @staticmethod
+    def _run(stage: Registered, packed: Sequence[Any], answer: Deferred) -> None:
+        answer.reply(stage.run(packed, answer))
+
+    def close_session(self, session: str) -> list[Any]:
+        """See the table at the top."""
+        self._give_up(lambda run: run.session == session)
+        return [0]
+
+    def peer_lost(self, peer: Peer) -> None:
+        """What waits for it is given up: else it would take from a queue what nobody gets."""
+        self._give_up(lambda run: run.peer is peer)
+
+    def _give_up(self, is_meant: Callable[[_Run], bool]) -> None:
+        for answer, run in list(self._running.items()):
+            if isinstance(run.stage.loaded, Waiting) and is_meant(run):
+                run.stage.loaded.give_up(answer)
+
+    def close(self) -> None:
+        """Give up what runs."""
+        self._runtime.close()
+        self._threads.shutdown(wait=False)

@@ -1,0 +1,267 @@
+"""The plane "star": the session's task calls the others, and they never call each other.
+
+once for each set of feeds, fetches and targets    the graph is cut (partition.py); each stage is registered at its task; the own
+                                                   part is loaded, with an op for each stage that calls it
+each step                                          one run of the own part; each of those ops sends what its stage is fed, and
+                                                   waits for what it fetches
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.client import pywrap_tf_session as tf_session
+from tensorflow.python.framework import errors_impl as tf_errors
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import script_ops
+
+from prpc_engine import errors as engine_errors
+from prpc_engine.cluster.names import device
+from prpc_engine.message import TIMEOUT_S_MAX
+from prpc_engine.tensorflow import errors, stages, tensors
+from prpc_engine.tensorflow.nodes import Graph, Signature
+from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
+from prpc_engine.tensorflow.place import Misplaced, Placer
+from prpc_engine.tensorflow.rewrite import Call, Part, Rewriter
+from prpc_engine.tensorflow.runtime import Loaded, Waiting
+from prpc_engine.tensorflow.server import TaskServer
+from shard import Future, ShardError
+
+CLOSE_TIMEOUT_S = 5.0  # for other tasks to hear of it; nobody waits for them
+
+logger = logging.getLogger("prpc")
+
+
+@dataclass(frozen=True)
+class StarStatistics:
+    """What the steps of one session took."""
+
+    steps: int
+    calls: int  # RunGraph: one for each stage of each step
+    plans: int  # sets of feeds, fetches and targets
+
+
+class _StageCall:
+    """The op that calls one stage, and the one that sends before it when there are two."""
+
+    __slots__ = ("_handle", "_plane", "_sent", "_stage", "_text", "called", "task")
+
+    def __init__(self, plane: StarPlane, stage: Stage, handle: int) -> None:
+        self._plane, self._stage, self._handle = plane, stage, handle
+        self.task = device(stage.task)
+        self._text = f"a stage of {len(stage.members)} ops ({stage.members[0]}, ...)"
+        self._sent: dict[int, Future] = {}
+
+    def call(self, *values: Any) -> list[Any]:
+        """Send, and wait. Raises what errors.keep() makes."""
+        try:
+            return self._result(self._submit(values))
+        except (engine_errors.RpcError, ShardError) as error:
+            raise errors.keep(errors.from_engine(error)) from None
+
+    def send(self, *values: Any) -> np.int64:
+        """Send; a number for wait()."""
+        try:
+            call = self._submit(values)
+        except (engine_errors.RpcError, ShardError) as error:
+            raise errors.keep(errors.from_engine(error)) from None
+        self._sent[id(call)] = call
+        return np.int64(id(call))
+
+    def wait(self, number: Any) -> list[Any]:
+        """Wait for what was sent."""
+        try:
+            return self._result(self._sent.pop(int(number)))
+        except (engine_errors.RpcError, ShardError) as error:
+            raise errors.keep(errors.from_engine(error)) from None
+
+    def _submit(self, values: Sequence[Any]) -> Future:
+        arguments = (self._handle, self._plane.scope, *map(tensors.pack, values))
+        return self._plane.submit(self.task, stages.RUN, self._text, arguments)
+
+    def _result(self, call: Future) -> list[Any]:
+        answer = call.result()
+        if answer[0]:
+            raise errors.keep(errors.read(answer[0], f"{answer[1]} (at {self.task})"))
+        return [tensors.unpack(one) for one in answer[1:]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is kept for one set of feeds, fetches and targets."""
+
+    loaded: Loaded | Waiting
+    may_be_dead: bool  # a fetch is within a branch
+    kept: Any  # what its key is made of, and the functions of its ops, while their numbers are in use
+
+    def run(self, feeds: Sequence[Any]) -> Any:
+        """What it fetches."""
+        loaded = self.loaded
+        return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, object())
+
+    def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
+        """See Loaded.run_checked()."""
+        return self.loaded.run_checked(feeds, options, metadata)
+
+
+class StarPlane:
+    """See the file's head. Thread-safe."""
+
+    def __init__(self, server: TaskServer, session: Any) -> None:
+        self._server, self._session = server, session
+        self.scope = secrets.token_hex(8)
+        self._steps: dict[Any, Step] = {}
+        self._making = threading.Lock()
+        self._graph: tuple[int, Graph] | None = None  # of which version
+        config = session._config
+        soft = config.allow_soft_placement or server.config.allow_soft_placement
+        self._placer = Placer(server.tasks, server.task, soft)
+        timeout_ms = config.operation_timeout_in_ms or server.config.operation_timeout_in_ms
+        self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX
+        self._under_way: set[Future] = set()
+        self._met: set[str] = set()  # tasks that have stages of ours
+        self._closed = False
+        self._runs = self._calls = 0
+
+    def statistics(self) -> StarStatistics:
+        """A snapshot."""
+        return StarStatistics(self._runs, self._calls, len(self._steps))
+
+    # -- steps -------------------------------------------------------------------------------------------------------------
+
+    def run(
+        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], options: Any, metadata: Any
+    ) -> list[Any]:
+        """See Plane."""
+        self._runs += 1
+        key = (tuple(map(id, targets)), tuple(map(id, fetches)), tuple(feeds))
+        step = self._steps.get(key)
+        if step is None:
+            with self._making:
+                step = self._steps.get(key)
+                if step is None:
+                    step = self._make(targets, fetches, [one.deref() for one in feeds])
+                    self._steps[key] = step
+        try:
+            values: list[Any]
+            said = b"" if options is None else tf_session.TF_GetBuffer(options)  # nothing, as monitored sessions have it
+            if not said and not step.may_be_dead:
+                values = step.run(list(feeds.values()))
+            else:
+                values = step.run_checked(list(feeds.values()), said, metadata)
+        except Exception as error:
+            typed = errors.of_step(error)
+            if self._closed:  # whatever else it ended with came of that
+                typed = tf_errors.CancelledError(None, None, "the session was closed")
+            if isinstance(typed, tf_errors.AbortedError):
+                self._steps.pop(key, None)  # registered at a task that is another one by now
+            raise typed from None
+        return values
+
+    def _make(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> Step:
+        try:
+            plan = cut(
+                self._graph_now(), self._placer, self._server.task,
+                [(one.op.name, one.value_index) for one in fetches], [one.name for one in targets],
+                [(one.op.name, one.value_index) for one in feeds],
+            )  # fmt: skip
+        except Misplaced as error:
+            raise tf_errors.InvalidArgumentError(None, None, str(error)) from None
+        except Unsupported as error:
+            raise tf_errors.UnimplementedError(None, None, f'{error}; protocol="grpc" runs it') from None
+        return self._planned(plan, [list(targets), list(fetches)])
+
+    def _planned(self, plan: Plan, kept: list[Any]) -> Step:
+        rewriter = Rewriter(plan, graph_pb2.GraphDef)
+        loaded = self._load(rewriter.own(self._make_calls(rewriter, plan.stages, kept)))
+        return Step(loaded, plan.may_be_dead, kept)
+
+    def _make_calls(self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any]) -> list[Call]:
+        """Register stages that are called; their ops. Their functions are added to `kept`."""
+        calls = [(stage, self._submit_register(rewriter, stage)) for stage in called]
+        made = []
+        rounds = [stage.round for stage in called]
+        for stage, registered in calls:
+            one = _StageCall(self, stage, self._registered(registered))
+            functions: list[Callable[..., Any]] = [one.call]
+            if rounds.count(stage.round) > 1:
+                functions = [one.wait, one.send]
+            tokens = [script_ops._py_funcs.insert(function) for function in functions]
+            kept.append(functions)
+            made.append(Call(stage, tokens[0], tokens[1] if len(tokens) > 1 else ""))
+        return made
+
+    def _load(self, part: Part) -> Loaded | Waiting:
+        """The own task's part."""
+        runtime = self._server.runtime
+        try:
+            return Waiting(runtime, part, self.scope) if part.waiting else runtime.load(part, self.scope)
+        except ValueError as error:
+            raise tf_errors.InvalidArgumentError(None, None, errors.clean(str(error))) from None
+
+    def _graph_now(self) -> Graph:
+        graph = self._session.graph
+        if self._graph is None or self._graph[0] != graph.version:
+            self._graph = graph.version, Graph(graph.as_graph_def(), signature_of)
+        return self._graph[1]
+
+    # -- other tasks -------------------------------------------------------------------------------------------------------
+
+    def _submit_register(self, rewriter: Rewriter, stage: Stage) -> Future:
+        task = device(stage.task)
+        self._met.add(task)
+        packed = stages.pack_part(rewriter.stage(stage))
+        what = f"the graph of {len(stage.members)} ops ({stage.members[0]}, ...)"
+        try:
+            return self.submit(task, stages.REGISTER, what, (self.scope, packed))
+        except engine_errors.RpcError as error:
+            raise errors.from_engine(error) from None
+
+    @staticmethod
+    def _registered(registered: Future) -> int:
+        try:
+            answer = registered.result()
+        except (engine_errors.RpcError, ShardError) as error:
+            raise errors.from_engine(error) from None
+        if answer[0]:
+            raise errors.read(*answer)
+        handle: int = answer[1]
+        return handle
+
+    def submit(self, task: str, method: str, what: str, arguments: tuple[Any, ...]) -> Future:
+        """Ask a task. Raises RpcError."""
+        if self._closed:
+            raise engine_errors.Cancelled("the session was closed")
+        self._calls += 1
+        call = self._server.engine.ask(task, method, what, lambda _: arguments, self._timeout_s)
+        self._under_way.add(call)
+        call.add_done_callback(self._under_way.discard)
+        return call
+
+    def close(self) -> None:
+        """See Plane."""
+        self._closed = True
+        for task in self._met:
+            try:
+                self._server.engine.ask(task, stages.CLOSE, "the end of a session", lambda _: (self.scope,), CLOSE_TIMEOUT_S)
+            except engine_errors.RpcError as error:
+                logger.debug("%s does not hear of the end of a session: %s", task, str(error))
+        for call in list(self._under_way):
+            call.cancel(engine_errors.Cancelled("the session was closed"))
+        for step in list(self._steps.values()):
+            if isinstance(step.loaded, Waiting):
+                step.loaded.give_up_all()
+        self._steps.clear()
+
+
+def signature_of(op: str) -> Signature | None:
+    """What TensorFlow knows of an op."""
+    definition = op_def_registry.get(op)
+    return None if definition is None else Signature.of(definition)

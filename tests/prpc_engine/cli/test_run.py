@@ -1,0 +1,86 @@
+"""`prpc run` and the clusters it makes, with scripts that need no TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prpc_engine.cli.local_cluster import run_cluster
+from prpc_engine.errors import ConfigError
+from prpc_engine.local_job import JobReport
+from tests.prpc_engine.processes import ROOT
+
+TIMEOUT_S = 60.0
+TELL = """
+import json, os, sys, time
+from pathlib import Path
+place = json.loads(os.environ["TF_CONFIG"])
+task = place["task"]
+me = f"{task['type']} {task['index']}"
+Path(sys.argv[1], me + ".new").write_text(json.dumps([place["cluster"], sys.argv[2:]]))
+Path(sys.argv[1], me + ".new").rename(Path(sys.argv[1], me))
+if me == "worker 1" and "fail" in sys.argv:
+    sys.exit(9)
+if task["type"] == "ps" or "fail" in sys.argv:
+    time.sleep(1000)
+"""
+
+
+def run(folder: Path, *arguments: str, flags: bool = False, **tasks: int) -> tuple[JobReport, dict[str, Any]]:
+    """What came of a cluster, and what each of its tasks was told."""
+    command = [sys.executable, "-c", TELL, str(folder), *arguments]
+    report = run_cluster(command, tasks, flags, TIMEOUT_S)
+    return report, {path.name: json.loads(path.read_text()) for path in folder.iterdir() if path.suffix != ".new"}
+
+
+def test_every_task_is_told_its_place_and_the_ps_end_with_the_rest(tmp_path: Path) -> None:
+    report, told = run(tmp_path, ps=2, chief=1, worker=2, evaluator=1)
+    assert report.code == 0
+    assert {one.name for one in report.ended if one.by_us} == {"ps 0", "ps 1"}
+    assert {one.name: one.code for one in report.ended if not one.by_us} == dict.fromkeys(
+        ["chief 0", "worker 0", "worker 1", "evaluator 0"], 0
+    )
+    clusters = [cluster for cluster, _ in told.values()]
+    assert clusters.count(clusters[0]) == len(clusters)
+    assert {job: len(hosts) for job, hosts in clusters[0].items()} == {"ps": 2, "chief": 1, "worker": 2}
+    hosts = [host for job in clusters[0].values() for host in job]
+    assert len(set(hosts)) == 5
+
+
+def test_scripts_with_flags_are_told_by_them(tmp_path: Path) -> None:
+    _, told = run(tmp_path, "--steps=3", flags=True, worker=1)
+    cluster, arguments = told["worker 0"]
+    assert arguments == [
+        "--steps=3",
+        "--job_name=worker",
+        "--task_index=0",
+        "--ps_hosts=",
+        f"--worker_hosts={cluster['worker'][0]}",
+    ]
+
+
+def test_one_that_fails_ends_all(tmp_path: Path) -> None:
+    report, _ = run(tmp_path, "fail", ps=1, worker=2)
+    assert report.code == 9
+    assert str(report).startswith("worker 1 ended with 9; ended because of that: ")
+
+
+@pytest.mark.parametrize("tasks", [{"ps": 1, "worker": 0}, {"worker": -1}, {"worker": 100000}, {"chief": 2}])
+def test_a_cluster_that_cannot_be_is_refused(tasks: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="tasks of"):
+        run_cluster(["true"], tasks)
+
+
+@pytest.mark.parametrize("arguments", [["nothing.py"], ["--ps", "1", __file__]])
+def test_what_cannot_be_run_is_one_line(arguments: list[str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "prpc_engine.cli", "run", *arguments],
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1

@@ -1,0 +1,61 @@
+import pytest
+
+from prpc_engine.deferred import Deferred
+from prpc_engine.kv.durable import SAVES_MAX, Durable
+
+
+def answered(*answers: Deferred) -> list[bool]:
+    return [answer.done() for answer in answers]
+
+
+def test_a_push_is_answered_by_the_first_committed_save_that_was_cut_after_it() -> None:
+    durable = Durable()
+    one = durable.wait(1)
+    durable.cut("a")
+    two = durable.wait(2)
+    durable.cut("b")
+    three = durable.wait(3)
+    durable.committed("a")
+    assert answered(one, two, three) == [True, False, False]
+    durable.committed("b")
+    assert answered(one, two, three) == [True, True, False]
+    assert (one.result(), two.result(), len(durable)) == (1, 2, 1)
+
+
+def test_a_later_save_answers_for_one_that_failed_and_one_that_is_not_known_for_nobody() -> None:
+    durable = Durable()
+    one = durable.wait(1)
+    durable.cut("failed")
+    two = durable.wait(2)
+    durable.cut("good")
+    durable.committed("other")
+    assert answered(one, two) == [False, False]
+    durable.committed("good")
+    assert answered(one, two) == [True, True]
+    durable.committed("failed")
+    three = durable.wait(3)
+    durable.committed("good")
+    assert not three.done()
+
+
+def test_what_will_not_be_saved_as_it_was_fails_and_later_pushes_wait_for_a_save_of_their_own() -> None:
+    durable = Durable()
+    one = durable.wait(1)
+    durable.cut("a")
+    durable.fail(ValueError("restored"))
+    with pytest.raises(ValueError, match="restored"):
+        one.result()
+    two = durable.wait(2)
+    durable.committed("a")
+    assert not two.done()
+
+
+def test_saves_that_nobody_commits_are_forgotten() -> None:
+    durable = Durable()
+    one = durable.wait(1)
+    for number in range(SAVES_MAX + 1):
+        durable.cut(str(number))
+    durable.committed("0")
+    assert not one.done()
+    durable.committed("1")
+    assert one.done()

@@ -1,0 +1,77 @@
+"""A worker of a paced table is cut off between a push and its answer: the push is in one step, and the worker in its place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.kv import TableWorker
+from tests.prpc_engine.kv.test_exactly_once import cut_all, serve_tables
+from tests.prpc_engine.processes import wait_until
+from tests.prpc_engine.workloads.farm import Farm, end
+
+ADD = {"name": "add"}
+STEPS = 30
+KEYS = np.array([1, 2, 3])
+ONES = np.ones((3, 1), np.float32)
+
+
+@pytest.fixture(scope="module")
+def farm_of_module(_started_once: None) -> Iterator[Farm]:
+    with Farm() as farm:
+        yield farm
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def services(request: pytest.FixtureRequest, farm_of_module: Farm) -> Iterator[list[RpcService]]:
+    """Two workers' nodes, and one server's process."""
+    with ExitStack() as stack:
+        master = stack.enter_context(Master())
+        server = farm_of_module.start_ready(serve_tables, master.address, request.param)
+        yield [stack.enter_context(RpcService(master.address, transports=[request.param])) for _ in range(2)]
+        end(server)
+    farm_of_module.end_all()
+
+
+def test_a_sync_push_whose_answer_was_cut_off_is_in_one_step(services: list[RpcService], seed: int) -> None:
+    chance = random.Random(seed)
+    cut, other = (TableWorker(service) for service in services)
+    for worker in (cut, other):
+        worker.create_sparse("rows", 1, ADD, consistency={"name": "sync", "workers": 2, "reduce": "sum"})
+    for step in range(1, STEPS + 1):
+        first = chance.random() < 0.5
+        theirs = other.submit_push("rows", KEYS, 10 * ONES) if first else None
+        mine = cut.submit_push("rows", KEYS, ONES)
+        repeats = cut._lanes[0].repeats
+        cut_all(services[0])
+        if not first:  # the step waits for the other one: so the push was sent, and has no answer
+            wait_until(lambda mine=mine, repeats=repeats: mine.done() or cut._lanes[0].repeats > repeats)  # type: ignore[misc]
+            theirs = other.submit_push("rows", KEYS, 10 * ONES)
+        assert theirs is not None
+        mine.result()
+        theirs.result()
+        values, versions = other.pull_versioned("rows", KEYS)
+        assert values.ravel().tolist() == [11 * step] * 3
+        assert versions == {0: step}
+    assert cut._lanes[0].repeats >= STEPS / 4
+
+
+def test_an_ssp_push_whose_answer_was_cut_off_ticks_once(services: list[RpcService]) -> None:
+    cut, other = (TableWorker(service) for service in services)
+    for worker in (cut, other):
+        worker.create_sparse("rows", 1, ADD, consistency={"name": "ssp", "workers": 2, "bound": 0})
+        worker.submit_push("rows", KEYS, ONES)
+    cut.push("rows", KEYS, ONES)  # it is one ahead: so whatever it asks next waits for the other one
+    for step in range(1, STEPS + 1):
+        ahead = cut.submit_push_pull("rows", KEYS, ONES)
+        repeats = cut._lanes[0].repeats
+        cut_all(services[0])
+        wait_until(lambda repeats=repeats: cut._lanes[0].repeats > repeats)  # type: ignore[misc]
+        other.push("rows", KEYS, ONES)
+        assert ahead.result().ravel().tolist() == [3 + 2 * step] * 3
+        assert other.pull_versioned("rows", KEYS).versions == {0: 3 + 2 * step}

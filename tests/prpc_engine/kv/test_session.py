@@ -1,0 +1,203 @@
+"""Versions beside values: they grow with pushes, survive what loses nothing, and tell every worker when state went back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.kv import ElasticServer, EpochChanged, TableServer, TableShard, TableWorker
+from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.session import Session
+from tests.faults.zygote import Life
+from tests.prpc_engine.kv.elastic_processes import PUSH_TIMEOUT_S, elastic_world
+from tests.prpc_engine.kv.test_exactly_once import cut_all, serve_tables
+from tests.prpc_engine.workloads.farm import Farm, end
+
+ADD = {"name": "add"}
+KEYS = np.arange(8)
+ONES = np.ones((8, 1), np.float32)
+LARGE = (8 << 20,)  # 32 MiB: more than the sockets to a stopped process take
+
+
+@pytest.fixture(scope="module")
+def farm_of_module(_started_once: None) -> Iterator[Farm]:
+    with Farm() as farm:
+        yield farm
+
+
+@pytest.fixture
+def farm(farm_of_module: Farm) -> Iterator[Farm]:
+    yield farm_of_module
+    farm_of_module.end_all()
+
+
+def make(servers: int = 2, workers: int = 2, monotonic: bool = True) -> tuple[LocalService, list[TableWorker]]:
+    service = LocalService()
+    for _ in range(servers):
+        TableServer(service)
+    made = [TableWorker(service, expected_servers=servers, monotonic=monotonic) for _ in range(workers)]
+    for worker in made:
+        worker.create_sparse("counts", 1, ADD)
+        worker.create_dense("sum", (4,), ADD, split_bytes_min=0)
+    return service, made
+
+
+def test_a_version_counts_the_pushes_of_all_workers_to_a_partition() -> None:
+    service, (one, other) = make()
+    assert one.pull_versioned("counts", KEYS).versions == {0: 0, 1: 0}
+    one.push("counts", KEYS, ONES)
+    other.push("counts", KEYS, ONES)
+    values, versions = one.pull_versioned("counts", KEYS)
+    assert values.ravel().tolist() == [2] * 8
+    assert versions == {0: 2, 1: 2}
+    partition = int(np.flatnonzero([shard.statistics()["counts"]["rows"] for shard in service.servers["kv"]])[0])
+    key = next(key for key in KEYS if list(one.pull_versioned("counts", np.array([key])).versions) == [partition])
+    one.push("counts", np.array([key]), ONES[:1])
+    assert one.submit_pull_versioned("counts", KEYS).result().versions == {partition: 3, 1 - partition: 2}
+    one.push("sum", np.ones(4, np.float32))
+    assert one.pull_versioned("sum").versions == {0: 1, 1: 1}
+
+
+def test_a_plain_pull_carries_no_version_and_a_monotonic_one_does() -> None:
+    service, (plain,) = make(workers=1, monotonic=False)
+    _, (monotonic,) = make(workers=1)
+    plain.pull("counts", KEYS)
+    assert {method for _, method, _, _ in service.calls[-2:]} == {"pull"}
+    assert monotonic.push_pull("counts", KEYS, ONES).ravel().tolist() == [1] * 8
+    assert monotonic.push_pull("sum", np.ones(4, np.float32)).tolist() == [1] * 4
+    assert monotonic.pull("sum").tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("verb", ["pull", "push_pull", "push"])
+def test_after_a_restore_by_another_worker_each_one_is_told_once(tmp_path: Path, verb: str) -> None:
+    _, (one, other) = make()
+    one.push("counts", KEYS, ONES)
+    one.save(str(tmp_path), step=1)
+    for _ in range(3):
+        one.push("counts", KEYS, ONES)
+    assert other.pull("counts", KEYS).ravel().tolist() == [4] * 8
+    assert one.restore(str(tmp_path)) == 1
+    assert one.pull_versioned("counts", KEYS).versions == {0: 1, 1: 1}  # saved with the values; who restores is told nothing
+    if verb == "push":
+        other.push("counts", KEYS, ONES)  # is applied: the next verb says it
+    with pytest.raises(EpochChanged, match=r"table 'counts' in partition 0 is at version \d, this worker has seen 4") as told:
+        other.push_pull("counts", KEYS, ONES) if verb == "push_pull" else other.pull("counts", KEYS)
+    assert (told.value.partition, told.value.step) == (0, -1)
+    assert pickle.loads(pickle.dumps(told.value)).pushes_lost == told.value.pushes_lost > 0
+    assert other.pull("counts", KEYS).ravel().tolist() == [1 if verb == "pull" else 2] * 8
+
+
+def test_answers_may_come_in_any_order() -> None:
+    session = Session("kv")
+    before = session.floors("t")
+    assert session.answered("t", before, {0: 7}) is None
+    assert session.answered("t", before, {0: 5}) is None  # asked before 7 was seen
+    assert session.answered("t", session.floors("t"), {0: 7, 1: 2}) is None
+    late = session.floors("t")
+    told = session.answered("t", late, {0: 6, 1: 3})
+    assert told is not None
+    assert (told.partition, told.pushes_lost) == (0, 1)
+    assert session.answered("t", late, {0: 9}) is None  # of before state went back: it says nothing, and is not seen
+    assert session.answered("t", session.floors("t"), {0: 6}) is None
+
+
+def test_a_partition_that_begins_with_less_is_found_though_it_has_grown_again() -> None:
+    session = Session("kv")
+    under_way = session.floors("t")
+    session.answered("t", under_way, {0: 7, 1: 4})
+    assert session.began(1, {"t": 4, "other": 1}) is None
+    told = session.began(0, {"t": 5})
+    assert told is not None
+    assert told.pushes_lost == 2
+    assert session.answered("t", session.floors("t"), {0: 5}) is None
+    session.begin_again(1)
+    assert session.answered("t", under_way, {1: 9}) is None
+    assert session.answered("t", session.floors("t"), {1: 1}) is None
+
+
+@pytest.mark.parametrize("verb", ["push", "push_pull", "push_pull_versioned"])
+def test_a_push_that_comes_again_is_answered_as_the_first_time_was(verb: str) -> None:
+    service, _ = make(servers=1)
+    shard = service.servers["kv"][0]
+    assert isinstance(shard, TableShard)
+    first, again = (shard.apply(1, 1, verb, "counts", KEYS, ONES) for _ in range(2))
+    assert np.all(first[0] == again[0] if verb != "push" else first == again == 1)
+    dense = np.ones(4, np.float32)
+    first, again = (
+        shard.apply(1, 2, verb.replace("pull", "pull_dense") if "pull" in verb else "push_dense", "sum", dense) for _ in "ab"
+    )
+    assert np.all(first == again if verb == "push" else first[0] == again[0])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_cut_connections_take_nothing_back(farm: Farm, transport: str, seed: int) -> None:
+    chance, done = random.Random(seed), threading.Event()
+    with Master() as master:
+        server = farm.start_ready(serve_tables, master.address, transport)
+        with RpcService(master.address, transports=[transport]) as service:
+            worker = TableWorker(service, monotonic=True)
+            worker.create_sparse("counts", 1, ADD)
+
+            def cut_at_random() -> None:
+                while not done.wait(chance.uniform(0.002, 0.02)):
+                    cut_all(service)
+
+            cutter = threading.Thread(target=cut_at_random)
+            cutter.start()
+            try:
+                for number in range(1, 101):
+                    worker.push("counts", KEYS, ONES)
+                    assert worker.pull_versioned("counts", KEYS[:1]).versions == {0: number}
+                    assert worker.pull("counts", KEYS[:1]) == number
+            finally:
+                done.set()
+                cutter.join()
+        end(server)
+
+
+def serve(life: Life, master: str) -> None:
+    """One server until SIGTERM; life.done: its id."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    with (
+        RpcService(master, transports=["tcp"]) as service,
+        ElasticServer(service, partitions=1, replicas=1, servers=2) as server,
+    ):
+        life.done = server.server_id
+        signal.sigwait({signal.SIGTERM})
+
+
+@pytest.mark.parametrize("ack", ["applied", "replicated"])
+def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(farm: Farm, ack: str) -> None:
+    with elastic_world() as (master, watcher):
+        servers = {each.life.done: each for each in [farm.start_ready(serve, master.address) for _ in range(2)]}
+        watcher.wait_whole(2)
+        with RpcService(master.address, transports=["tcp"]) as service:
+            worker = TableWorker(service, elastic=True, ack=ack, monotonic=True)
+            worker.create_dense("large", LARGE, ADD)
+            grads = np.ones(LARGE, np.float32)
+            worker.push("large", grads)
+            assert worker.pull_versioned("large").versions == {0: 1}
+            placement = watcher.placement()
+            assert placement is not None
+            primary, (replica,) = placement.partitions[0].primary, placement.partitions[0].replicas
+            if ack == "applied":
+                os.kill(servers[replica].pid, signal.SIGSTOP)
+            worker.push("large", grads, timeout_s=PUSH_TIMEOUT_S)
+            servers[primary].kill()
+            os.kill(servers[replica].pid, signal.SIGCONT)
+            if ack == "applied":
+                with pytest.raises(EpochChanged, match="partition 0 is at version 1, this worker has seen 2"):
+                    worker.pull("large", timeout_s=PUSH_TIMEOUT_S)
+            values, versions = worker.pull_versioned("large", timeout_s=PUSH_TIMEOUT_S)
+            assert versions == {0: 1 if ack == "applied" else 2}
+            assert values[0] == worker.pull("large")[0] == versions[0]
+        end(servers[replica])

@@ -1,0 +1,155 @@
+"""Tasks of a TensorFlow cluster in processes of their own, for tests: each has a stock gRPC server and one of ours, side by side.
+
+    python -m tests.tensorflow.tasks CLUSTERS JOB INDEX
+
+CLUSTERS is JSON, {protocol: cluster}. A task does what the lines of its standard input say: a JSON list [scenario, protocol,
+keywords] each, a function of scenarios.py or semantics.py, answered by a JSON line, {"value": ...} or {"error": [type, text]}.
+The end of the input, which the death of the test brings about too, ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0  # a test that waits longer has failed; importing TensorFlow takes some seconds, on a busy machine many
+PORTS = range(20000, 32000)  # below what the kernel gives to others
+
+
+def clusters(seed: int, **jobs: int) -> dict[str, dict[str, list[str]]]:
+    """A cluster of so many tasks of each job, for each protocol."""
+    source = random.Random(seed)
+    found = {}
+    for protocol in ("grpc", "prpc"):
+        host = f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
+        found[protocol] = {job: [f"{host}:{_free_port(source)}" for _ in range(count)] for job, count in jobs.items()}
+    return found
+
+
+def _free_port(source: random.Random) -> int:
+    """One at which nobody listens at any address: the stock server listens at all."""
+    while True:
+        port = source.choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+
+
+class TaskProcess:
+    """One such process. A context manager; kill() or the end of its input ends it."""
+
+    def __init__(self, clusters: dict[str, Any], job: str, index: int, env: dict[str, str] | None = None) -> None:
+        self.name = f"/job:{job}/task:{index}"
+        self.log: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tensorflow.tasks", json.dumps(clusters), job, str(index)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+
+    def begin(self, scenario: str, protocol: str, **keywords: Any) -> None:
+        """Tell it to do something; answer() waits for it."""
+        self._stdin.write(json.dumps([scenario, protocol, keywords]).encode() + b"\n")
+        self._stdin.flush()
+
+    def answer(self) -> Any:
+        """What came of it; an error as [type, text]."""
+        ready, _, _ = select.select([self._stdout], [], [], PATIENCE_S)
+        assert ready, f"{self.name} does not answer"
+        line = self._stdout.readline()
+        assert line, f"{self.name} has ended"
+        content = json.loads(line)
+        return content["value"] if "value" in content else content["error"]
+
+    def do(self, scenario: str, protocol: str, **keywords: Any) -> Any:
+        """Both."""
+        self.begin(scenario, protocol, **keywords)
+        return self.answer()
+
+    def kill(self) -> None:
+        """kill -9, and wait for the end."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(PATIENCE_S)
+            self._stdin.close()
+            self._stdout.close()
+
+    def __enter__(self) -> TaskProcess:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        if self.process.returncode is None:
+            self._stdin.close()
+            try:
+                self.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            self._stdout.close()
+
+
+class Job:
+    """All tasks of a job's clusters, worker 0 ready for scenarios."""
+
+    def __init__(self, seed: int, **jobs: int) -> None:
+        self.clusters = clusters(seed, **jobs)
+        self.tasks = {
+            (job, index): TaskProcess(self.clusters, job, index) for job, count in jobs.items() for index in range(count)
+        }
+
+    def worker(self, index: int = 0) -> TaskProcess:
+        """That process."""
+        return self.tasks["worker", index]
+
+    def both(self, scenario: str, **keywords: Any) -> tuple[Any, Any]:
+        """What a scenario comes to at worker 0 on the stock protocol, and on ours."""
+        return self.worker().do(scenario, "grpc", **keywords), self.worker().do(scenario, "prpc", **keywords)
+
+    def close(self) -> None:
+        """End them; the workers first."""
+        for (_, _), task in sorted(self.tasks.items(), reverse=True):
+            with task:
+                pass
+
+
+def main(clusters: str, job: str, index: str) -> None:
+    """What the process runs."""
+    import prpc_engine.tensorflow as prpc_tf
+
+    prpc_tf.install()
+    from tests.tensorflow import exchanges, scenarios, semantics
+
+    known = {**vars(scenarios), **vars(semantics), **vars(exchanges)}
+    runs = {protocol: scenarios.Task(protocol, cluster, job, int(index)) for protocol, cluster in json.loads(clusters).items()}
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what scripts print is none of our answers
+    for line in sys.stdin:
+        name, protocol, keywords = json.loads(line)
+        try:
+            answer = {"value": scenarios.plain(known[name](runs[protocol], **keywords))}
+        except Exception as error:
+            answer = {"error": [type(error).__name__, str(error)]}
+        print(json.dumps(answer), file=out, flush=True)
+    os._exit(0)  # a stock server cannot be stopped
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

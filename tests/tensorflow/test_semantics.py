@@ -1,0 +1,28 @@
+"""What scripts of TensorFlow 1 are made of besides models means the same on the stock protocol and on ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tensorflow.tasks import Job
+from tests.tensorflow.test_scenarios import check
+
+SCENARIOS = [
+    "accumulators", "close_ends_what_waits", "containers", "convolutions", "dataset_until_its_end", "embedding_columns", "hooks",
+    "input_queues", "python_ops", "random_numbers", "run_options", "sharded_files", "sliced_updates", "streaming_metrics",
+    "summaries_and_checkpoints", "tables",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_it_means_the_same(job: Job, scenario: str) -> None:
+    found = check(job, scenario)
+    assert not (len(found) == 2 and isinstance(found[0], str) and found[0].endswith("Error")), found  # none of the scenario's own
+
+
+def test_a_strategy_that_would_not_use_the_protocol_is_told(job: Job) -> None:
+    stock, ours = job.both("run_configs")
+    assert stock == [[], "grpc", ["ValueError", "protocol should be grpc or grpc+verbs"]]
+    assert ours[1:] == ["prpc", ["ValueError", "protocol should be grpc or grpc+verbs"]]
+    (line,) = ours[0]
+    assert line.startswith('RunConfig(protocol="prpc", train_distribute=ParameterServerStrategyV1(...)): ')
