@@ -8,7 +8,7 @@ that looks at the same bits):
 
     user                     looks at
     partition.owner_of       the value modulo the number of partitions, so mostly the low bits
-    index.KeyIndex           the highest bits
+    index.KeyIndex           the highest bits, and those from 17 up
     initializer              all bits, as the seed of another splitmix64
     admission.Doorkeeper     the value mixed once more
 """
