@@ -15,6 +15,7 @@ SUBJECTS = {
     "shard": "calls, lent arrays, wake-ups and idling of a group of shards",
     "growth": "how cost grows with shards, record sizes and a mesh",
     "rpc": "small calls",
+    "call": "what a small call executes, in one thread",
     "start": "the first call of a fresh process, in parts",
     "clients": "1 to 1,000 clients on one server over tcp",
     "connections": "1 to 1,000 connections to a server of 1, 2 and 4 shards",

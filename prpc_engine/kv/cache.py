@@ -21,6 +21,9 @@ were pulled again. It looks at windows of places with a few numpy calls, and at 
 
 A push takes its keys' rows and the pulls under way of them back, when it is sent and when it is applied: so a worker reads what
 it wrote. What other workers push is seen staleness_s later at the worst. When state went back (session.py) all rows go.
+
+Pulls of 64 / 4096 keys, dim 16, from 2 shards over shared memory: 329 / 701 us, from here 55 / 250; 4096 keys that are not here,
+in a full cache: 2.6 ms instead of 0.65. So a cache is for keys that come again: between four and five hits pay for a miss.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _session_close(self: Any) -> None:
 def _session_list_devices(self: Any) -> Any:
     if "_prpc" not in self.__dict__:
         return _before[_Session, "list_devices"](self)
-    tasks = sorted(self._prpc.server.tasks)
+    tasks = sorted(self._prpc.tasks)
     return [
         tf_sessions._DeviceAttributes(f"/job:{one.job}/replica:0/task:{one.index}/device:CPU:0", "CPU", 0, 0) for one in tasks
     ]

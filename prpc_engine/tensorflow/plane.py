@@ -22,6 +22,10 @@ VARIABLE = "PRPC_TF_PLANE"
 class Plane(Protocol):
     """Runs the steps of one session."""
 
+    @property
+    def tasks(self) -> frozenset[Any]:
+        """Of the cluster."""
+
     def run(
         self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], options: Any, metadata: Any
     ) -> list[Any]:

@@ -74,6 +74,7 @@ class Programs:
         self._threads = ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-program")
         self._handles = itertools.count(secrets.randbits(40) << 20)
         self._programs: dict[int, list[_Block]] = {}
+        self._by_content: dict[str, int] = {}  # the next session of a worker has the same ones
         self._running: dict[int, _Run] = {}  # by step
         self._ended: dict[int, Peer | None] = {}
         self._steps = 0
@@ -95,9 +96,12 @@ class Programs:
             if stage is None:
                 return [tf_errors.ABORTED, f"no graph of handle {handle} is registered here: the task was started again"]
             blocks.append(_Block(stage, [tuple(one) for one in receives], feeds, fetches, [tuple(one) for one in sends]))
-        handle = next(self._handles)
-        self._programs[handle] = blocks
-        return [0, handle]
+        content = repr(packed)
+        known = self._by_content.get(content)
+        if known is None:
+            known = self._by_content[content] = next(self._handles)
+            self._programs[known] = blocks
+        return [0, known]
 
     def step(self, handle: int, step: int, timeout_s: float, over: Sequence[int]) -> list[Any] | Deferred:
         """See the table at the top."""

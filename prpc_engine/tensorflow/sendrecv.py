@@ -38,7 +38,7 @@ from prpc_engine.config import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, programs, proto, tensors
 from prpc_engine.tensorflow.partition import Plan
 from prpc_engine.tensorflow.rewrite import Call, Rewriter
-from prpc_engine.tensorflow.runtime import Loaded
+from prpc_engine.tensorflow.runtime import Loaded, Waiting
 from prpc_engine.tensorflow.server import TaskServer
 from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, StarPlane, Step
 from prpc_engine.tensorflow.transfers import Op, Transfers, transfers
@@ -94,8 +94,8 @@ class _Ops:
 class _UnderWay:
     """One step, as long as it takes."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, loaded: Loaded | Waiting) -> None:
+        self.number, self.loaded = number, loaded
         self.calls: dict[str, Future] = {}  # of the programs, by task
         self.receipts: list[Receipt] = []
         self.error: Exception | None = None
@@ -107,11 +107,18 @@ class _UnderWay:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End what is received here."""
+        """End what waits here: what is received, and an op of the own part."""
         if self.error is None or isinstance(self.error, tf_errors.CancelledError):
             self.error = error
         for receipt in list(self.receipts):
             receipt.cancel()
+        if isinstance(self.loaded, Waiting):
+            self.loaded.give_up(self)
+
+    def run(self, feeds: Sequence[Any]) -> Any:
+        """The own part."""
+        loaded = self.loaded
+        return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, self)
 
 
 def _outcome(call: Future, timeout_s: float | None = None) -> Exception | None:
@@ -150,12 +157,11 @@ class _Exchange(Step):
 
     def run(self, feeds: Sequence[Any]) -> Any:
         """What it fetches."""
-        return self.plane.exchange(self, super().run, feeds)
+        return self.plane.exchange(self, _UnderWay.run, feeds)
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
         """See Loaded.run_checked()."""
-        run = super().run_checked
-        return self.plane.exchange(self, lambda fed: run(fed, options, metadata), feeds)
+        return self.plane.exchange(self, lambda going, fed: going.loaded.run_checked(fed, options, metadata), feeds)
 
 
 class SendRecvPlane(StarPlane):
@@ -213,13 +219,13 @@ class SendRecvPlane(StarPlane):
 
     # -- each step -----------------------------------------------------------------------------------------------------------
 
-    def exchange(self, step: _Exchange, run: Callable[[Sequence[Any]], Any], feeds: Sequence[Any]) -> Any:
+    def exchange(self, step: _Exchange, run: Callable[[_UnderWay, Sequence[Any]], Any], feeds: Sequence[Any]) -> Any:
         """Run a step: the own part by `run`. Raises errors of TensorFlow."""
         number = secrets.randbits(STEP_BITS)
-        going = self.under_way[number] = _UnderWay(number)
+        going = self.under_way[number] = _UnderWay(number, step.loaded)
         try:
             self._start(going, step)
-            values = run([*feeds, np.array(number, np.int64)])
+            values = run(going, [*feeds, np.array(number, np.int64)])
             for call in going.calls.values():
                 error = _outcome(call)
                 if error is not None:
@@ -261,7 +267,7 @@ class SendRecvPlane(StarPlane):
         """The error to raise, once all have given up."""
         typed = errors.of_step(error)
         going.fail(typed)
-        found = [typed]
+        found = [typed if going.error is None else going.error, typed]
         for task in [task for task, call in going.calls.items() if not call.done()]:
             self._tell(task, [going.number])
         for call in going.calls.values():

@@ -130,6 +130,11 @@ class StarPlane:
         self._closed = False
         self._runs = self._calls = 0
 
+    @property
+    def tasks(self) -> frozenset[Any]:
+        """Of the cluster."""
+        return self._server.tasks
+
     def statistics(self) -> StarStatistics:
         """A snapshot."""
         return StarStatistics(self._runs, self._calls, len(self._steps))

@@ -19,11 +19,11 @@ v1 = tf.compat.v1
 BATCH = 16
 
 
-def in_plane(task: Task, plane: str, fuse: bool, name: str, **keywords: Any) -> Any:
+def in_plane(task: Task, plane: str, fuse: bool, which: str, **keywords: Any) -> Any:
     """Another scenario, in that plane."""
     os.environ["PRPC_TF_PLANE"], task.fuse = plane, fuse
     try:
-        return {**vars(scenarios), **vars(semantics), **globals()}[name](task, **keywords)
+        return {**vars(scenarios), **vars(semantics), **globals()}[which](task, **keywords)
     finally:
         del os.environ["PRPC_TF_PLANE"]
         task.fuse = False
@@ -81,6 +81,12 @@ def messages(task: Task, variables: int) -> Any:
             return {name: after[name] - before[name] for name in after}
 
 
+def left_behind(task: Task) -> Any:
+    """What waits at this task, and the steps that it remembers."""
+    found = task.server._prpc.engine.statistics()
+    return [found.waiting, found.steps]
+
+
 def from_ps_to_ps(task: Task) -> Any:
     """A value, a string and an order go from one ps to the other, without a detour."""
     with task.graph():
@@ -114,6 +120,21 @@ def failing(task: Task) -> Any:
                 found.append(error_of(lambda: session.run(twice + 1, {divisor: 0}))[0])
                 found.append(session.run(twice, {divisor: 3}))
             return found
+
+
+def failing_while_it_waits(task: Task) -> Any:
+    """An op of a ps fails while the worker waits for a queue of its own, and for nothing else; the next step takes from it."""
+    with task.graph():
+        with v1.device(f"/job:{task.job}/task:{task.index}"):
+            line = v1.FIFOQueue(3, [tf.float32], [[]])
+            item = line.dequeue()
+        divisor = v1.placeholder(tf.int32, [])
+        with v1.device("/job:ps/task:0"):
+            there = tf.math.floordiv(6, divisor)
+        with task.session() as session:
+            kind = error_of(lambda: session.run([item, there.op], {divisor: 0}))[0]
+            session.run(line.enqueue(2.5))
+            return [kind, session.run([item, there], {divisor: 2}), session.run(line.size())]
 
 
 def death_of_a_ps(task: Task, pid: int) -> Any:

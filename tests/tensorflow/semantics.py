@@ -347,6 +347,12 @@ def containers(task: Task) -> Any:
             return [*found, session.run(v)]
 
 
+def devices(task: Task) -> Any:
+    """What a session says it can run on."""
+    with task.graph(), task.session() as session:
+        return sorted(device.name for device in session.list_devices())
+
+
 def run_configs(task: Task) -> Any:
     """What is said of a strategy that starts servers of its own; and of a protocol that nobody knows."""
     told: list[str] = []

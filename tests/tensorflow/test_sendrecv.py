@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.prpc_engine.processes import wait_until
 from tests.tensorflow.tasks import Job, TaskProcess, clusters
 from tests.tensorflow.test_scenarios import same
 from tests.tensorflow.test_semantics import SCENARIOS
@@ -16,7 +17,7 @@ FUSED = pytest.mark.parametrize("fuse", [False, True], ids=["each", "fused"])
 
 
 def ours(worker: TaskProcess, scenario: str, fuse: bool, plane: str = "sendrecv", **keywords: Any) -> Any:
-    return worker.do("in_plane", "prpc", plane=plane, fuse=fuse, name=scenario, **keywords)
+    return worker.do("in_plane", "prpc", plane=plane, fuse=fuse, which=scenario, **keywords)
 
 
 def check(job: Job, scenario: str, fuse: bool, **keywords: Any) -> Any:
@@ -102,8 +103,30 @@ def test_a_step_takes_one_message_each_way_when_fused_and_one_a_value_when_not(s
 
 
 @FUSED
+def test_nothing_of_its_steps_outlives_a_session(job: Job, fuse: bool) -> None:
+    for scenario in ("from_ps_to_ps", "failing"):
+        ours(job.worker(), scenario, fuse)
+    for task in (job.worker(), job.tasks["ps", 0], job.tasks["ps", 1]):
+        wait_until(lambda task=task: task.do("left_behind", "prpc") == [0, 0], f"{task.name} to forget all steps")
+
+
+@FUSED
 def test_an_error_of_one_task_ends_the_step_everywhere(job: Job, fuse: bool) -> None:
     assert ours(job.worker(), "failing", fuse) == [6, "InvalidArgumentError", 4, "InvalidArgumentError", 4]
+
+
+@FUSED
+def test_an_error_elsewhere_ends_what_the_own_task_waits_for(job: Job, fuse: bool) -> None:
+    assert ours(job.worker(), "failing_while_it_waits", fuse) == ["InvalidArgumentError", [2.5, 3], 0]
+
+
+@FUSED
+def test_workers_in_step(job: Job, fuse: bool) -> None:
+    named = {"plane": "sendrecv", "fuse": fuse, "name": f"exchange{fuse}", "replicas": 2, "resource": True}
+    for index in range(2):
+        job.worker(index).begin("in_plane", "prpc", which="sync_replicas", steps=4, **named)
+    assert [job.worker(index).answer() for index in range(2)] == [True, True]
+    assert same(job.worker().do("in_plane", "prpc", which="after_sync_replicas", **named), [[1.0, 1.0], True])
 
 
 def test_a_step_that_waits_ends_when_its_session_is_closed(job: Job) -> None:

@@ -12,8 +12,8 @@
     prpc launch -s 2 -w 4 -- python train.py
 
 The walk of a verb: kv_worker -> slicer -> wire -> customer (timestamps) -> lane, outbox (priority; alone or with others) -> the
-engine -> endpoint -> mailroom -> kv_server -> its handle. Node ids and groups are in ids.py, variables in environment.py. The same
-names are in prpc_engine.kv.
+engine -> endpoint -> mailroom -> kv_server -> its handle. Node ids and groups are in ids.py, variables in environment.py. The
+same names are in prpc_engine.kv.
 """
 
 from prpc_engine.kv.pslite.default_handle import KVServerDefaultHandle

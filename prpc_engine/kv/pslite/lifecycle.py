@@ -18,7 +18,7 @@ from prpc_engine.kv.pslite import ids
 from prpc_engine.kv.pslite.environment import Settings
 from prpc_engine.kv.pslite.postoffice import BARRIER_TIMEOUT_S, START_TIMEOUT_S, Postoffice
 
-_changing = threading.Lock()
+_changing = threading.RLock()
 _postoffice: Postoffice | None = None
 _exit_callback: Callable[[], object] | None = None
 _left_job = 0  # that this process was in before
@@ -43,11 +43,16 @@ def start(
         if _postoffice is None:
             _postoffice = Postoffice(Settings.from_environment(os.environ, role, rank), timeout_s, _left_job)
         postoffice = _postoffice
-    try:
-        wanted = postoffice.settings.rank if is_first else rank
-        node = postoffice.add_customer(customer_id, wanted, timeout_s)
         if is_first:
-            os.environ["DMLC_RANK"] = str(postoffice.my_rank)
+            try:  # alone: another customer of this process would take the rank that this one wants
+                node = postoffice.add_customer(customer_id, postoffice.settings.rank, timeout_s)
+                os.environ["DMLC_RANK"] = str(postoffice.my_rank)
+            except BaseException:
+                _leave(postoffice)
+                raise
+    try:
+        if not is_first:
+            node = postoffice.add_customer(customer_id, rank, timeout_s)
         if do_barrier:
             postoffice.barrier(customer_id, ids.ALL, timeout_s)
     except BaseException:

@@ -257,7 +257,7 @@ def test_who_did_not_hear_that_a_barrier_was_open_is_let_through_and_not_counted
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "u8", "f2", "f4", "f8", "c16"])
-@pytest.mark.parametrize("length", [0, 3, 5000])
+@pytest.mark.parametrize("length", [0, 3, 500, 5000])
 @pytest.mark.parametrize("varying", [False, True])
 def test_pairs_arrive_as_they_were_packed(dtype: str, length: int, varying: bool) -> None:
     asked, vals = keys(1, ids.KEY_MAX), np.ones(2 * length, dtype)
