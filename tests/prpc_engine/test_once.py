@@ -111,18 +111,6 @@ def serve_till(life: Life, master: str, transport: str, server_id: int, bounds: 
         signal.sigwait({signal.SIGTERM})
 
 
-@pytest.fixture(scope="module")
-def farm_of_module(_started_once: None) -> Iterator[Farm]:
-    with Farm() as farm:
-        yield farm
-
-
-@pytest.fixture
-def farm(farm_of_module: Farm) -> Iterator[Farm]:
-    yield farm_of_module
-    farm_of_module.end_all()
-
-
 @pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)

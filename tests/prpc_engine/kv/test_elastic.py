@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,18 +34,6 @@ KILLS = int(os.environ.get("PRPC_TEST_KILLS") or 6)
 CUT_EVERY_S = 0.3  # of a server's connections, some one
 PUSHES_UNDER_CUTS = 100
 ONES = np.ones((KEYS_A_PUSH, 1), np.float32)
-
-
-@pytest.fixture(scope="module")
-def farm_of_module(_started_once: None) -> Iterator[Farm]:
-    with Farm() as farm:
-        yield farm
-
-
-@pytest.fixture
-def farm(farm_of_module: Farm) -> Iterator[Farm]:
-    yield farm_of_module
-    farm_of_module.end_all()
 
 
 def test_whoever_is_killed_each_acknowledged_push_counts_once(farm: Farm, seed: int) -> None:

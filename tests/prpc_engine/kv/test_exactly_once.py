@@ -37,18 +37,6 @@ def serve_tables(life: Life, master: str, transport: str) -> None:
         signal.sigwait({signal.SIGTERM})
 
 
-@pytest.fixture(scope="module")
-def farm_of_module(_started_once: None) -> Iterator[Farm]:
-    with Farm() as farm:
-        yield farm
-
-
-@pytest.fixture
-def farm(farm_of_module: Farm) -> Iterator[Farm]:
-    yield farm_of_module
-    farm_of_module.end_all()
-
-
 @pytest.fixture
 def master() -> Iterator[Master]:
     with Master() as master:

@@ -21,12 +21,6 @@ KEYS = np.array([1, 2, 3])
 ONES = np.ones((3, 1), np.float32)
 
 
-@pytest.fixture(scope="module")
-def farm_of_module(_started_once: None) -> Iterator[Farm]:
-    with Farm() as farm:
-        yield farm
-
-
 @pytest.fixture(params=["shm", "tcp"])
 def services(request: pytest.FixtureRequest, farm_of_module: Farm) -> Iterator[list[RpcService]]:
     """Two workers' nodes, and one server's process."""

@@ -30,7 +30,7 @@ def settled(placement: Placement, alive: list[int], moves_max: int = 100) -> Pla
 
 def check(placement: Placement, alive: list[int], replicas: int) -> None:
     """Everybody has a share, and each partition all its copies."""
-    staying = [each for each in alive if each not in placement.draining] or alive  # with nobody to go to, they keep what they have
+    staying = [each for each in alive if each not in placement.draining] or alive  # the last keep what they have
     primaries = [sum(placed.primary == each for placed in placement.partitions) for each in staying]
     assert max(primaries) - min(primaries) <= 1
     for placed in placement.partitions:

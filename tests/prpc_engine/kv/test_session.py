@@ -7,7 +7,6 @@ import pickle
 import random
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +25,6 @@ ADD = {"name": "add"}
 KEYS = np.arange(8)
 ONES = np.ones((8, 1), np.float32)
 LARGE = (8 << 20,)  # 32 MiB: more than the sockets to a stopped process take
-
-
-@pytest.fixture(scope="module")
-def farm_of_module(_started_once: None) -> Iterator[Farm]:
-    with Farm() as farm:
-        yield farm
-
-
-@pytest.fixture
-def farm(farm_of_module: Farm) -> Iterator[Farm]:
-    yield farm_of_module
-    farm_of_module.end_all()
 
 
 def make(servers: int = 2, workers: int = 2, monotonic: bool = True) -> tuple[LocalService, list[TableWorker]]:

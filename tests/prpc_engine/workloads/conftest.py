@@ -1,4 +1,4 @@
-"""One farm a module, and none of its processes after a test."""
+"""What the workloads share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from prpc_engine import Master
-from tests.prpc_engine.workloads.farm import Farm
-
-
-@pytest.fixture(scope="module")
-def farm_of_module(_started_once: None) -> Iterator[Farm]:
-    with Farm() as farm:
-        yield farm
-
-
-@pytest.fixture
-def farm(farm_of_module: Farm) -> Iterator[Farm]:
-    """Starts processes, and kills what a test left running."""
-    yield farm_of_module
-    farm_of_module.end_all()
 
 
 @pytest.fixture

@@ -1,0 +1,22 @@
+"""One farm of processes a module, and none of its processes after a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.prpc_engine.workloads.farm import Farm
+
+
+@pytest.fixture(scope="module")
+def farm_of_module(_started_once: None) -> Iterator[Farm]:
+    with Farm() as farm:
+        yield farm
+
+
+@pytest.fixture
+def farm(farm_of_module: Farm) -> Iterator[Farm]:
+    """Starts processes, and kills what a test left running."""
+    yield farm_of_module
+    farm_of_module.end_all()
