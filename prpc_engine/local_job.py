@@ -2,6 +2,8 @@
 
     event                                what follows
     a process ends with 0                the others go on
+    one that may come again dies by a    it is started again in its place, told the number of that attempt, while restarts
+    signal, or ends with START_AGAIN     are left; the others go on, and how this one ended is not the job's exit code
     the last that works ends with 0      those that serve get SIGTERM, after GRACE_S seconds SIGKILL; the job's exit code is 0
     a process ends otherwise             all of the rest gets them; its exit code is the job's
     the time limit passes                the same; the job's exit code is 124, as timeout(1) has it
@@ -20,15 +22,17 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prpc_engine.errors import ConfigError
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 KILL_TIMEOUT_S = 10.0  # for the kernel to end what was killed
 TIME_IS_OVER = 124
+START_AGAIN = 254  # with which a process asks for it: dmlc's tracker has it so
 SIGNALLED = 128  # plus the signal: what shells make of it
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # before any fork: a child may only call what is loaded
@@ -41,44 +45,80 @@ class Ended:
     name: str
     code: int
     by_us: bool  # it was told to end, since another one had failed
+    came_again: bool  # another process was started in its place
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """All processes in the order they ended, and the job's exit code: 0 only if all that ended by themselves did so with 0."""
+    """All processes in the order they ended, and the job's exit code: 0 only if all that ended by themselves did so with 0; where
+    they were started again, the last in each place."""
 
     code: int
     ended: tuple[Ended, ...]
 
     def __str__(self) -> str:
+        again = [f"{each.name} ended with {each.code} and was started again" for each in self.ended if each.came_again]
         if not self.code:
-            return f"{len(self.ended)} processes ended well"
-        own = [f"{each.name} ended with {each.code}" for each in self.ended if each.code and not each.by_us]
+            return "; ".join([f"{len(self.ended) - len(again)} processes ended well", *again])
+        own = [
+            f"{each.name} ended with {each.code}" for each in self.ended if each.code and not each.by_us and not each.came_again
+        ]
         cut = [each.name for each in self.ended if each.by_us]
         over = "the time was over" if self.code == TIME_IS_OVER and not own else ""
-        return "; ".join(filter(None, [over, *own, f"ended because of that: {', '.join(cut)}" if cut else ""]))
+        return "; ".join(filter(None, [over, *own, f"ended because of that: {', '.join(cut)}" if cut else "", *again]))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What is run, and as what."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    serves: bool
+    attempt_variable: str | None
+    attempt: int = 0
 
 
 class Job:
-    """See the file's head. A context manager: none of the processes outlives it. `timeout_s` is for all of it; None: no limit."""
+    """See the file's head. A context manager: none of the processes outlives it.
 
-    def __init__(self, timeout_s: float | None = None) -> None:
+    timeout_s   for all of it, in seconds; None: no limit
+    restarts    how often processes are started again, all together"""
+
+    def __init__(self, timeout_s: float | None = None, restarts: int = 0) -> None:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pidfd
+        self._restarts_left = restarts
+        self._running: dict[int, tuple[_Place, subprocess.Popen[bytes]]] = {}  # by pidfd
         self._working: set[int] = set()  # of these, who does not only serve
         self._watched = selectors.DefaultSelector()
         self._ended: list[Ended] = []
         self._is_ending = False
 
-    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], serves: bool = False) -> None:
-        """One process; `serves`: only as long as others work. Raises ConfigError where the command cannot be run."""
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        serves: bool = False,
+        attempt_variable: str | None = None,
+    ) -> None:
+        """One process; `serves`: only as long as others work. Raises ConfigError where the command cannot be run.
+
+        attempt_variable: it may be started again, and this variable of its environment says how often it has been."""
+        self._start(_Place(name, arguments, environment, serves, attempt_variable))
+
+    def _start(self, place: _Place) -> None:
+        environment = dict(place.environment)
+        if place.attempt_variable is not None:
+            environment[place.attempt_variable] = str(place.attempt)
         try:
-            process = subprocess.Popen(arguments, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
+            process = subprocess.Popen(place.arguments, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
         except OSError as error:
-            raise ConfigError(f"{arguments[0]!r} cannot be run: {error.strerror}") from error
+            raise ConfigError(f"{place.arguments[0]!r} cannot be run: {error.strerror}") from error
         descriptor = os.pidfd_open(process.pid)
-        self._running[descriptor] = name, process
-        if not serves:
+        self._running[descriptor] = place, process
+        if not place.serves:
             self._working.add(descriptor)
         self._watched.register(descriptor, selectors.EVENT_READ)
 
@@ -97,16 +137,31 @@ class Job:
             return TIME_IS_OVER
         code = 0
         for key, _ in ready:
-            name, process = self._running.pop(key.fd)
+            place, process = self._running.pop(key.fd)
             self._working.discard(key.fd)
             self._watched.unregister(key.fd)
             os.close(key.fd)
             status = process.wait()
-            ended = Ended(name, status if status >= 0 else SIGNALLED - status, self._is_ending)
+            comes_again = self._comes_again(place, status) and not code
+            ended = Ended(place.name, status if status >= 0 else SIGNALLED - status, self._is_ending, comes_again)
             self._signal(process, signal.SIGKILL)  # what it left behind
             self._ended.append(ended)
-            code = code or ended.code
+            if comes_again:
+                self._start_again(place, ended.code)
+            else:
+                code = code or ended.code
         return code
+
+    def _comes_again(self, place: _Place, status: int) -> bool:
+        asked = status < 0 or status == START_AGAIN
+        return asked and place.attempt_variable is not None and self._restarts_left > 0 and not self._is_ending
+
+    def _start_again(self, place: _Place, code: int) -> None:
+        self._restarts_left -= 1
+        next_one = replace(place, attempt=place.attempt + 1)
+        left = f"restarts left: {self._restarts_left}"
+        print(f"prpc: {place.name} ended with {code}; attempt {next_one.attempt} begins; {left}", file=sys.stderr)
+        self._start(next_one)
 
     def _end(self) -> None:
         self._is_ending = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -150,6 +151,7 @@ class RpcService:
         self._cores_before = None if pin is None else _pin_thread(pin)
         self._master = master
         self._closed = False
+        self._pid = os.getpid()
         self._driver = Driver(polling, stall_budget_s=stall_budget_s, engine=ENGINE)
         self._group: ShardGroup | None = None
         self._master_client: MasterClient | None = None
@@ -399,11 +401,15 @@ class RpcService:
             restore(self._cores_before)
 
     def close(self) -> None:
-        """Stop the shards, hang up on everybody; calls in flight end with Closed. A second close does nothing."""
+        """Stop the shards, hang up on everybody; calls in flight end with Closed. A second close, or one in a fork, does nothing.
+
+        A fork has none of the threads that may have held our locks when it was made: to wait for one of these would be for ever.
+        """
         if not self._closed:
             self._closed = True
             self._servers.closed = True
-            self._shut()
+            if self._pid == os.getpid():
+                self._shut()
 
     def __enter__(self) -> RpcService:
         return self

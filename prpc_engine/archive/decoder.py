@@ -221,6 +221,7 @@ class Decoder:
         kind = getattr(getattr(np, "dtypes", None), "StringDType", None)
         if kind is None:
             raise ArchiveError(f"array of StringDType, which numpy {np.__version__} lacks: numpy 2 is needed")
+        _check_dimensions(header.shape)
         array: NDArray[Any] = np.array(header.items, kind()).reshape(header.shape)
         array.flags.writeable = False
         return array
@@ -235,6 +236,7 @@ class Decoder:
             return _array_on(block, header.dtype, shape, "C")
         self._block_to_copy(header.block)
         if library == "torch":
+            _check_dimensions(shape)
             return tensors.make_torch(block, header.dtype, shape)
         return tensors.make_other(library, _array_on(block, header.dtype, shape, "C"))
 
@@ -269,12 +271,19 @@ def _array_on(block: NDArray[np.uint8], spec: Spec, shape: tuple[int, ...], orde
     if known is not None and len(shape) == 1 and shape[0] * known.itemsize == block.nbytes:
         return block.view(known)  # what follows comes to the same, at three times the price
     dtype = known or dtype_of(spec)
+    _check_dimensions(shape)
     array: NDArray[Any] = np.ndarray(shape, dtype, block, 0, None, order)  # refuses shapes that are none, and blocks too small
     if array.nbytes != block.nbytes:
         raise ArchiveError(f"array of shape {shape} and dtype {dtype} in a block of {block.nbytes} bytes")
     if known is None and (dtype.kind in CHECKED_KINDS or not dtype.itemsize):
         check_items(array)
     return array
+
+
+def _check_dimensions(shape: tuple[int, ...]) -> None:
+    """Raises ArchiveError for a negative one, which numpy and torch read as "whatever is there"."""
+    if min(shape, default=0) < 0:
+        raise ArchiveError(f"array of shape {shape}, with a negative dimension")
 
 
 def _hashable(keys: list[Any]) -> list[Any]:

@@ -20,7 +20,8 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "launch",
         help=cli.COMMANDS["launch"],
-        usage="prpc launch -s SERVERS -w WORKERS [--timeout-s SECONDS] [--customers] [--joint] [--repeat N] -- COMMAND ...",
+        usage="prpc launch -s SERVERS -w WORKERS [--timeout-s SECONDS] [--customers] [--joint] [--restarts N] [--repeat N] "
+        "-- COMMAND ...",
         description="Run a command as one scheduler, SERVERS servers and WORKERS workers, with DMLC_ROLE and its kin set and a "
         "free port for the scheduler. When a process fails the rest is ended, and its exit code is that of the job; 124: the "
         "time was over.",
@@ -36,6 +37,14 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--joint", action="store_true", help="processes that are a server and a worker each (-s and -w are equal)"
     )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start a server or worker again that a signal ends, or that ends with 254, N times in all at most, with "
+        "DMLC_NUM_ATTEMPT counted up (default: 0)",
+    )
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run the job N times, or until it fails (default: 1)")
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, behind --")
 
@@ -46,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         for number in range(1, args.repeat + 1):
-            report = launch(command, args.servers, args.workers, args.timeout_s, args.customers, joint=args.joint)
+            report = launch(
+                command, args.servers, args.workers, args.timeout_s, args.customers, joint=args.joint, restarts=args.restarts
+            )
             if report.code:
                 run_of = f"run {number} of {args.repeat}: " if args.repeat > 1 else ""
                 print(f"prpc launch: {run_of}{report}", file=sys.stderr)

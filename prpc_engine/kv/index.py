@@ -25,7 +25,8 @@ FULL_MAX: keys that were made to meet are refused. So every walk ends, and soon.
 
 Why a slot is a pair: key and row then come from one cache line, and in a big table the cache miss is the price.
 Why batches: each pass handles all keys that are still walking, so Python's cost is paid per pass and not per key. The
-bound on the load keeps the number of passes small: at half full, 1 key in 2**k or fewer is left after k steps or so.
+bound on the load keeps the number of passes small: at half full, 1 key in 2**k or fewer is left after k steps or so. While few
+are walking, the calls are what costs, so each pass looks at PROBES_FEW slots of each: 64 keys in 22 us, 36 with one a pass.
 
 Measured with 10 M keys, 100 k at a time (numpy 2.4, one EPYC core), in million keys/s: lookup 55 (58 in a table that doubles),
 absent ones as many, insert 6, from nothing to 10 M the same. Against it, searchsorted in one sorted array: lookup 0.5, 3.6 with
@@ -48,9 +49,12 @@ CLEANING = 4  # so many slots are cleaned of removed keys for each key inserted
 FULL_MAX = 0.875
 SEGMENT_SHIFT = 17  # partition.owner_of has used up the bits below
 FREE, REMOVED = -1, -2
+FEW, PROBES_FEW = 512, 8  # up to so many keys still walking, so many slots of each are looked at in a pass
 Keys = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int64]
+
+_TRIANGLES = np.cumsum(np.arange(SEGMENT_SLOTS + PROBES_FEW))  # where each step of a walk is, from its begin
 
 
 class KeyIndex:
@@ -118,26 +122,33 @@ class KeyIndex:
         self._table.array[self._find(keys)[1], 1] = rows
 
     def _find(self, keys: Keys) -> tuple[Rows, Rows]:
-        """(row or -1, slot where the walk ended) of each key."""
+        """(row or -1, the slot that it is in, if any) of each key."""
         slots, mask = self._table.array, self._segment_slots - 1
         positions = self._first_positions(keys)
         found = slots.take(positions, axis=0)
         rows = found[:, 1].copy()
-        walking = np.flatnonzero(((found[:, 0] != keys) | (rows == REMOVED)) & (rows != FREE))  # somebody else's slot
+        walking = (((found[:, 0] != keys) | (rows == REMOVED)) & (rows != FREE)).nonzero()[0]  # somebody else's slot
         if not len(walking):
             return rows, positions
         rows[walking] = -1
-        asked, current, step = keys[walking], positions[walking], 0
+        asked, starts, step = keys[walking], positions[walking], 1
         while len(walking):
-            step += 1
-            current = (current & ~mask) | ((current + step) & mask)
-            found = slots.take(current, axis=0)
-            rows_met = found[:, 1]
-            hit = (found[:, 0] == asked) & (rows_met >= 0)
-            rows[walking[hit]] = rows_met[hit]
-            positions[walking[hit]] = current[hit]
-            still = np.flatnonzero(~hit & (rows_met != FREE))
-            walking, asked, current = walking[still], asked[still], current[still]
+            steps = _TRIANGLES[step : step + (PROBES_FEW if len(walking) <= FEW else 1)]
+            step += len(steps)
+            probes = starts[:, None] + steps
+            probes &= mask
+            probes |= (starts & ~mask)[:, None]
+            found = slots.take(probes, axis=0)
+            rows_met = found[..., 1]
+            over = found[..., 0] == asked[:, None]
+            over &= rows_met >= 0  # once at most in a walk, also beyond a free slot
+            at, probe = over.nonzero()
+            hit = walking[at]
+            rows[hit] = rows_met[at, probe]
+            positions[hit] = probes[at, probe]
+            over |= rows_met == FREE
+            still = (~over.any(axis=1)).nonzero()[0]
+            walking, asked, starts = walking[still], asked[still], starts[still]
         return rows, positions
 
     def _reserve(self, keys: Keys) -> None:

@@ -80,6 +80,7 @@ class TableWorker:
     has it, too; or "durable", when a checkpoint with it is on the disk: somebody has to save() within its deadline. monotonic: no
     pull or push_pull shows less of a partition than this worker has seen of it or has had applied there: EpochChanged instead,
     once (of a push_pull, whose push is applied then). It costs an integer and a check a partition.
+    There is no ack "received": a push that waits at a server is in no ledger yet and could be lost; submit_push() waits for none.
     """
 
     def __init__(

@@ -474,8 +474,10 @@ class MasterSession:
 
     def close(self) -> None:
         """Tell the master, so that what we own goes at once; end what waits. A second close, or one in a fork, does nothing."""
+        if self.node.pid != os.getpid():
+            return  # before any lock: a thread that is not here may have held it at the fork
         with self._lock:
-            if self._closed or self.node.pid != os.getpid():
+            if self._closed:
                 return
             self._closed = True
         peer = self._peer

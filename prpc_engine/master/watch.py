@@ -249,11 +249,13 @@ class Watches:
             self._session.direct("unwatch", path)
 
     def close(self) -> None:
-        """No callback begins after this. One that runs is not waited for long."""
+        """No callback begins after this. One that runs is not waited for long. In a fork: does nothing."""
+        if self._session.node.pid != os.getpid():
+            return  # before any lock: a thread that is not here may have held it at the fork
         with self._starting:
             self._closed = True
         self._watches.clear()
         self._events.put(None)
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and self._session.node.pid == os.getpid():
+        if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_TIMEOUT_S)

@@ -6,6 +6,7 @@ there.
       target, __del__
     BaseSession.__init__                 a target that is a server of ours: TensorFlow's session on an empty target, as a shell
     BaseSession._do_run                  of such a session: runs on the server's plane; every way to run a step leads here
+    Session.reset                        of a target of ours: its containers, in all tasks
     BaseSession.make_callable, close,    the same
       list_devices
     RunConfig's check of its properties  lets our protocols through; and warns of what does not go over them
@@ -21,12 +22,14 @@ import tensorflow as tf
 from tensorflow.python.client import session as tf_sessions
 from tensorflow.python.framework import errors_impl as tf_errors
 from tensorflow.python.training import server_lib
+from tensorflow.python.util import compat
 from tensorflow_estimator.python.estimator import run_config
 
 from prpc_engine import errors as engine_errors
 from prpc_engine.tensorflow import errors, proto
 from prpc_engine.tensorflow.plane import plane_for
 from prpc_engine.tensorflow.server import PROTOCOLS, TaskServer, server_of
+from shard import ShardError
 
 _Server, _Session = server_lib.Server, tf_sessions.BaseSession
 _before: dict[tuple[Any, str], Any] = {}
@@ -55,6 +58,7 @@ def apply(protocol: str) -> None:
         (_Session, "make_callable", _session_make_callable),
         (_Session, "close", _session_close),
         (_Session, "list_devices", _session_list_devices),
+        (tf_sessions.Session, "reset", staticmethod(_session_reset)),
         (run_config, "_validate_properties", _validate_run_config),
     ]
     if proto.FIELD_NAME not in tf.compat.v1.ConfigProto.DESCRIPTOR.fields_by_name:
@@ -88,10 +92,15 @@ def _server_init(
     definition = server_lib._make_server_def(server_or_cluster_def, job_name, task_index, protocol, config)
     if definition.protocol not in PROTOCOLS:
         before = _before[_Server, "__init__"]
-        before(self, server_or_cluster_def, job_name, task_index, protocol, config, start)
+        try:
+            before(self, server_or_cluster_def, job_name, task_index, protocol, config, start)
+        except tf_errors.NotFoundError:
+            allowed = ", ".join(map(repr, ("grpc", *PROTOCOLS)))
+            text = f"No server factory registered for protocol={definition.protocol!r}: {allowed} are there"
+            raise tf_errors.NotFoundError(None, None, text) from None
         return
     self._server_def = definition
-    self._server = None
+    self._server = self._prpc = None  # the latter says that it is one of ours, whatever becomes of it
     try:
         self._prpc = TaskServer(definition)
         if start:
@@ -180,6 +189,17 @@ def _session_close(self: Any) -> None:
     if "_prpc" in self.__dict__:
         self._prpc.close()
     _before[_Session, "close"](self)
+
+
+def _session_reset(target: Any, containers: Any = None, config: Any = None) -> None:
+    server = server_of(target)
+    if server is None:
+        _before[tf_sessions.Session, "reset"].__func__(target, containers, config)
+        return
+    try:
+        server.reset([compat.as_text(one) for one in containers or ("",)])
+    except (engine_errors.RpcError, ShardError) as error:
+        raise errors.from_engine(error) from None
 
 
 def _session_list_devices(self: Any) -> Any:

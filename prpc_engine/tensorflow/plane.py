@@ -31,8 +31,11 @@ class Plane(Protocol):
     ) -> list[Any]:
         """The values of the fetches. Raises errors of TensorFlow."""
 
-    def close(self) -> None:
-        """The session is closed: what it runs is given up."""
+    def forget(self) -> None:
+        """What is kept from step to step is made anew: the tasks have lost it."""
+
+    def close(self, kind: Any = ..., text: str = ...) -> None:
+        """The session is closed, or ended with an error of that class: what it runs is given up; again: does nothing."""
 
 
 PLANES: dict[str, Callable[[TaskServer, Any], Plane]] = {"star": StarPlane, "sendrecv": SendRecvPlane}
@@ -43,4 +46,6 @@ def plane_for(server: TaskServer, session: Any) -> Plane:
     name = os.environ.get(VARIABLE, "star")
     if name not in PLANES:
         raise ConfigError(f"{VARIABLE}={name!r}: {', '.join(PLANES)} are allowed")
-    return PLANES[name](server, session)
+    plane = PLANES[name](server, session)
+    server.planes.add(plane)
+    return plane

@@ -75,6 +75,7 @@ class Programs:
         self._handles = itertools.count(secrets.randbits(40) << 20)
         self._programs: dict[int, list[_Block]] = {}
         self._by_content: dict[str, int] = {}  # the next session of a worker has the same ones
+        self._by_stage: dict[int, set[str]] = {}  # contents that a stage is part of
         self._running: dict[int, _Run] = {}  # by step
         self._ended: dict[int, Peer | None] = {}
         self._steps = 0
@@ -101,7 +102,17 @@ class Programs:
         if known is None:
             known = self._by_content[content] = next(self._handles)
             self._programs[known] = blocks
+            for one in packed:
+                self._by_stage.setdefault(one[0], set()).add(content)
         return [0, known]
+
+    def forget(self, handles: Sequence[int]) -> None:
+        """Stages are gone; programs of them are not told again to anybody. Those that run go on."""
+        for handle in handles:
+            for content in self._by_stage.pop(handle, ()):
+                known = self._by_content.pop(content, None)
+                if known is not None:
+                    del self._programs[known]
 
     def step(self, handle: int, step: int, timeout_s: float, over: Sequence[int]) -> list[Any] | Deferred:
         """See the table at the top."""

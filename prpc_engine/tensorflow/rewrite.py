@@ -9,7 +9,7 @@
                                          are under way before the first is waited for
     a branch that no input tells of      Switch "prpc_branch_<k>" and its side "prpc_side_<k>", to wait for
 
-Devices and colocation are gone: each part runs at one task. Functions come along where they are called.
+Devices and colocation are gone: each part runs at one task. Functions come along where they are called (functions.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from prpc_engine.tensorflow.functions import Functions
 from prpc_engine.tensorflow.nodes import REF, Edge, Node, text_of
 from prpc_engine.tensorflow.partition import BLOCKING, READS, REMOTE, Branch, Kind, Plan, Stage
 
@@ -77,8 +78,7 @@ class Rewriter:
         self._plan = plan
         self._nodes = plan.graph.nodes
         self._new_graph = new_graph
-        self._functions = {one.signature.name: one for one in plan.graph.definition.library.function}
-        self._gradients = plan.graph.definition.library.gradient
+        self._functions = Functions(plan.graph.definition.library)
 
     # -- a stage -----------------------------------------------------------------------------------------------------------
 
@@ -279,37 +279,9 @@ class Rewriter:
         return node.name
 
     def _add_functions(self, part: Part) -> None:
-        """Those that its nodes call, and what these call."""
-        wanted: list[str] = []
-        for definition in [*part.graph.node, *(one for fixed in part.fixed.values() for one in fixed.definitions)]:
-            wanted.extend(_functions_of(definition))
-        taken: set[str] = set()
-        while wanted:
-            name = wanted.pop()
-            if name in taken or name not in self._functions:
-                continue
-            taken.add(name)
-            function = part.graph.library.function.add()
-            function.CopyFrom(self._functions[name])
-            for node in function.node_def:
-                wanted.extend(_functions_of(node))
-                node.device = ""
-                node.attr.pop("_class", None)
-            for gradient in self._gradients:
-                if gradient.function_name == name:
-                    part.graph.library.gradient.add().CopyFrom(gradient)
-                    wanted.append(gradient.gradient_func)
-
-
-def _functions_of(definition: Any) -> Iterable[str]:
-    yield definition.op
-    for value in definition.attr.values():
-        kind = value.WhichOneof("value")
-        if kind == "func":
-            yield value.func.name
-        elif kind == "list":
-            for one in value.list.func:
-                yield one.name
+        """Those that its nodes call."""
+        nodes = [*part.graph.node, *(one for fixed in part.fixed.values() for one in fixed.definitions)]
+        self._functions.bring(nodes, part.graph.library)
 
 
 def _strip(definition: Any) -> None:

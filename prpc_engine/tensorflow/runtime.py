@@ -5,6 +5,9 @@
     a handle                           under "prpc_h<k>/", once a task: all parts that name it mean one variable, queue or table
     what has a state of its kernel's   under "prpc_h<k>/", once for each session of a user
 
+A container that was reset goes on under another name: parts that were loaded before mean what is gone, and are to be loaded
+again. TensorFlow cannot take a node out of a graph.
+
 A part runs in the thread that calls it, but for kernels that use several cores: an op of it that is Python needs no change of
 threads, and one that waits keeps nobody else from a thread.
 """
@@ -20,7 +23,9 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session as tf_session
 from tensorflow.python.client import session as tf_sessions
-from tensorflow.python.framework import importer, ops
+from tensorflow.python.framework import constant_op, dtypes, importer, ops
+from tensorflow.python.ops import gen_resource_variable_ops as resources
+from tensorflow.python.ops import gen_state_ops as states
 
 from prpc_engine.tensorflow.gate import GIVE, with_gate
 from prpc_engine.tensorflow.rewrite import Fixed, Part
@@ -115,6 +120,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._numbers = 0
         self._fixed: dict[tuple[str, bytes], Any] = {}  # the operation, by session ("": of all) and definition
+        self._resets: dict[str, int] = {}  # how often, by container
 
     def load(self, part: Part, scope: str) -> Loaded:
         """Make a part ready to run; `scope` is the user's session. Raises errors of TensorFlow and ValueError for a bad graph."""
@@ -150,10 +156,48 @@ class Runtime:
         key = (scope if fixed.is_private else "", b"".join(one.SerializeToString(deterministic=True) for one in definitions))
         operation = self._fixed.get(key)
         if operation is None:
+            definitions = [*definitions[:-1], self._contained(definitions[-1])]
             graph = graph_pb2.GraphDef(node=definitions, library=part.graph.library, versions=part.graph.versions)
             prefix = self._import(graph, "prpc_h", {})
             operation = self._fixed[key] = self.graph.get_operation_by_name(f"{prefix}/{definitions[-1].name}")
         return operation
+
+    def _contained(self, definition: Any) -> Any:
+        container = definition.attr["container"].s.decode() if "container" in definition.attr else ""
+        if container not in self._resets:
+            return definition
+        renamed = type(definition)()
+        renamed.CopyFrom(definition)
+        if "container" in renamed.attr:
+            renamed.attr["container"].s = f"{container or 'localhost'}.prpc{self._resets[container]}".encode()
+        return renamed
+
+    def forget(self, scope: str) -> None:
+        """What is that session's own."""
+        with self._lock:
+            for key in [key for key in self._fixed if key[0] == scope]:
+                del self._fixed[key]
+
+    def reset(self, containers: Sequence[str]) -> None:
+        """Drop what is in these containers. Raises errors of TensorFlow."""
+        with self._lock, self.graph.as_default(), ops.device(None):
+            ends = []
+            for key, operation in list(self._fixed.items()):
+                container = operation.node_def.attr["container"].s.decode().partition(".prpc")[0]
+                if container == "localhost":
+                    container = ""
+                if "container" not in operation.node_def.attr or container not in containers:
+                    continue
+                del self._fixed[key]
+                if operation.outputs[0].dtype == dtypes.resource:
+                    ends.append(resources.destroy_resource_op(operation.outputs[0], ignore_lookup_error=True))
+                elif operation.type in ("Variable", "VariableV2"):
+                    nothing = constant_op.constant([], operation.outputs[0].dtype.base_dtype)
+                    ends.append(states.assign(operation.outputs[0], nothing, validate_shape=False))
+            for one in containers:
+                self._resets[one] = self._resets.get(one, 0) + 1
+            if ends:
+                self.session.run([one.op if hasattr(one, "op") else one for one in ends])
 
     def _import(self, graph: Any, kind: str, inputs: dict[str, Any]) -> str:
         self._numbers += 1

@@ -244,7 +244,7 @@ class SendRecvPlane(StarPlane):
         self._programs += len(step.programs)
         self._messages += step.messages
         self._tensors += step.tensors
-        number, timeout_s = going.number, min(self._timeout_s, TIMEOUT_S_MAX)
+        number, timeout_s = going.number, min(self._left_s(), TIMEOUT_S_MAX)
         for task, handle in step.programs.items():
             arguments = (handle, number, timeout_s, self._behind.pop(task, []))
             call = going.calls[task] = self._ask(task, programs.STEP, f"its part of step {number}", arguments)
@@ -287,9 +287,9 @@ class SendRecvPlane(StarPlane):
         except engine_errors.RpcError as error:
             logger.debug("%s does not hear that %d steps are over: %s", task, len(steps), str(error))
 
-    def close(self) -> None:
+    def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
         """See Plane."""
-        super().close()
+        super().close(kind, text)
         for task in list(self._behind):
             self._tell(task, self._behind.pop(task, []))
 

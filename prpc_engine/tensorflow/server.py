@@ -7,18 +7,25 @@ stages.py besides. What belongs to the task lives in one runtime: what its own s
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
+from tensorflow.python.framework import errors_impl as tf_errors
+
 from prpc_engine.cluster.config import ServerConfig
+from prpc_engine.cluster.names import device
 from prpc_engine.cluster.server import Server
 from prpc_engine.cluster_spec import Task
 from prpc_engine.peer import Peer
-from prpc_engine.tensorflow import proto
+from prpc_engine.tensorflow import errors, proto
 from prpc_engine.tensorflow.programs import Programs
 from prpc_engine.tensorflow.runtime import Runtime
-from prpc_engine.tensorflow.stages import Stages
+from prpc_engine.tensorflow.stages import RESET, Stages
 
 PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names of the same
+
+RESET_TIMEOUT_S = 60.0  # for a task to drop its containers
 
 _guard = threading.Lock()
 _by_target: dict[str, TaskServer] = {}
@@ -33,7 +40,8 @@ class TaskServer:
         self.task = Task(definition.job_name, definition.task_index)
         self.config = definition.default_session_config
         self.runtime = Runtime(self.config)
-        self.stages = Stages(self.runtime)
+        self.stages = Stages(self.runtime, self._forget)
+        self.planes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the sessions at this target
         config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
         self.programs = Programs(self.stages, lambda: self.engine)
         verbs = {**self.stages.verbs, **self.programs.verbs}
@@ -59,6 +67,27 @@ class TaskServer:
     def join(self) -> None:
         """Serve from this thread until close()."""
         self.engine.join()
+
+    def reset(self, containers: Sequence[str]) -> None:
+        """End all sessions at this target with AbortedError, and drop what is in these containers of all tasks; "" is the one
+        that nothing else names. Raises RpcError and errors of TensorFlow."""
+        for plane in list(self.planes):
+            plane.close(tf_errors.AbortedError, "the session was ended: its target was reset")
+        calls = [
+            self.engine.ask(device(task), RESET, "a reset", lambda _: (list(containers),), RESET_TIMEOUT_S)
+            for task in sorted(self.tasks)
+        ]
+        for call in calls:
+            code, *text = call.result()
+            if code:
+                raise errors.read(code, *text)
+
+    def _forget(self, handles: Sequence[int], is_all: bool) -> None:
+        """Of stages that are gone: what was made of them."""
+        self.programs.forget(handles)
+        if is_all:
+            for plane in list(self.planes):
+                plane.forget()
 
     def close(self) -> None:
         """Hang up, and give up what runs here."""

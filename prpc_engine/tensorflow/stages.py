@@ -5,9 +5,15 @@
     run         handle, session, tensors [0, tensors...]; [code, text]              the turn that found the request when the stage
                                                                                     took little time lately; else a thread
     close       session                  [0]; what runs for it is given up          the turn
+    reset       containers               [0]; [code, text]; all stages are freed    a thread
 
 A handle is a number that no other process has, so that one of a task that was started again is unknown: AbortedError, as the
 sessions of TensorFlow want it. Equal stages of several sessions are one, unless a kernel's state is a session's own.
+
+    a stage that no open session has      when it is freed
+    has a state of its session's own      at once
+    any other                             when IDLE_MAX later ones have become so: the next session of the same script has the
+                                          same stages, and TensorFlow's graph cannot lose those of the last one
 """
 
 from __future__ import annotations
@@ -32,7 +38,8 @@ from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.rewrite import Fixed, Part
 from prpc_engine.tensorflow.runtime import Loaded, Runtime, Waiting
 
-REGISTER, RUN, CLOSE = "tf.register", "tf.run", "tf.close"
+REGISTER, RUN, CLOSE, RESET = "tf.register", "tf.run", "tf.close", "tf.reset"
+IDLE_MAX = 512  # stages that no session has; a script has some ten to fifty at a task
 QUICK_S = 0.001  # a stage that takes less is run by the reactor's thread: a change of threads costs a tenth of that
 FOREVER_S = 86_400.0  # a run that may wait for longer has no timer
 RUNS_AT_ONCE_MAX = 4096  # threads: each waits for a step, or for what a queue will bring
@@ -71,8 +78,9 @@ class StagesStatistics:
 class Registered:
     """One that was registered."""
 
-    def __init__(self, loaded: Loaded | Waiting) -> None:
-        self.loaded = loaded
+    def __init__(self, loaded: Loaded | Waiting, content: bytes, is_private: bool) -> None:
+        self.loaded, self.content, self.is_private = loaded, content, is_private
+        self.sessions: set[str] = set()  # that registered it
         self.is_quick = False  # not before it has run: its first run makes executors
 
     def run(self, packed: Sequence[Any], owner: object = None) -> list[Any]:
@@ -103,11 +111,12 @@ class _Run:
 class Stages:
     """See the file's head. Owned by a task's server; its verbs run in the reactor's thread."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, on_freed: Callable[[Sequence[int], bool], None]) -> None:
+        self._runtime, self._on_freed = runtime, on_freed  # handles, and whether they are all that there were
         self._threads = ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-stage")
         self._stages: dict[int, Registered] = {}
         self._by_content: dict[bytes, int] = {}
+        self._idle: dict[int, None] = {}  # that no session has, the oldest first
         self._registering = threading.Lock()
         self._next_handle = secrets.randbits(40) << 20
         self._running: dict[Deferred, _Run] = {}
@@ -116,7 +125,7 @@ class Stages:
     @property
     def verbs(self) -> dict[str, Callable[..., Any]]:
         """By name, for the server."""
-        return {REGISTER: self.register, RUN: self.run, CLOSE: self.close_session}
+        return {REGISTER: self.register, RUN: self.run, CLOSE: self.close_session, RESET: self.reset}
 
     def statistics(self) -> StagesStatistics:
         """A snapshot."""
@@ -144,9 +153,11 @@ class Stages:
                     loaded = Waiting(runtime, part, session) if part.waiting else runtime.load(part, session)
                     handle = self._by_content[content] = self._next_handle
                     self._next_handle += 1
-                    self._stages[handle] = Registered(loaded)
+                    self._stages[handle] = Registered(loaded, content, is_private)
                 else:
                     self._shared += 1
+                self._stages[handle].sessions.add(session)
+                self._idle.pop(handle, None)
         except Exception as error:
             answer.reply(list(errors.told(error)))
             return
@@ -181,7 +192,44 @@ class Stages:
     def close_session(self, session: str) -> list[Any]:
         """See the table at the top."""
         self._give_up(lambda run: run.session == session)
+        self._threads.submit(self._free, session)  # a registration may take a while
         return [0]
+
+    def _free(self, session: str) -> None:
+        with self._registering:
+            freed = []
+            for handle, stage in self._stages.items():
+                if session in stage.sessions:
+                    stage.sessions.remove(session)
+                    if stage.is_private:
+                        freed.append(handle)
+                    elif not stage.sessions:
+                        self._idle[handle] = None
+            freed.extend(list(self._idle)[: max(len(self._idle) - IDLE_MAX, 0)])
+            self._drop(freed)
+            self._runtime.forget(session)
+
+    def _drop(self, handles: list[int], is_all: bool = False) -> None:
+        for handle in handles:
+            self._idle.pop(handle, None)
+            del self._by_content[self._stages.pop(handle).content]
+        self._on_freed(handles, is_all)
+
+    def reset(self, containers: list[str]) -> Deferred:
+        """See the table at the top."""
+        answer = Deferred()
+        self._threads.submit(self._reset, containers, answer)
+        return answer
+
+    def _reset(self, containers: list[str], answer: Deferred) -> None:
+        try:
+            with self._registering:
+                self._drop(list(self._stages), is_all=True)
+                self._runtime.reset(containers)
+        except Exception as error:
+            answer.reply(list(errors.told(error)))
+            return
+        answer.reply([0])
 
     def peer_lost(self, peer: Peer) -> None:
         """What waits for it is given up: else it would take from a queue what nobody gets."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session as tf_session
 from tensorflow.python.framework import errors_impl as tf_errors
 from tensorflow.python.framework import op_def_registry
@@ -32,6 +34,7 @@ from prpc_engine.tensorflow.place import Misplaced, Placer
 from prpc_engine.tensorflow.rewrite import Call, Part, Rewriter
 from prpc_engine.tensorflow.runtime import Loaded, Waiting
 from prpc_engine.tensorflow.server import TaskServer
+from prpc_engine.tensorflow.traffic import Traffic
 from shard import Future, ShardError
 
 CLOSE_TIMEOUT_S = 5.0  # for other tasks to hear of it; nobody waits for them
@@ -46,6 +49,11 @@ class StarStatistics:
     steps: int
     calls: int  # RunGraph: one for each stage of each step
     plans: int  # sets of feeds, fetches and targets
+    bytes_sent: int  # of tensors, to other tasks
+    bytes_received: int  # of tensors, from other tasks
+    bytes_copied_before: int  # by this task, in order to send (traffic.py)
+    bytes_copied_after: int  # by this task, of what it received, until TensorFlow had it
+    leased: int  # tensors received that lie in the other task's memory
 
 
 class _StageCall:
@@ -83,14 +91,17 @@ class _StageCall:
             raise errors.keep(errors.from_engine(error)) from None
 
     def _submit(self, values: Sequence[Any]) -> Future:
-        arguments = (self._handle, self._plane.scope, *map(tensors.pack, values))
-        return self._plane.submit(self.task, stages.RUN, self._text, arguments)
+        packed = [tensors.pack(one) for one in values]
+        self._plane.traffic.sent(packed)
+        return self._plane.submit(self.task, stages.RUN, self._text, (self._handle, self._plane.scope, *packed))
 
     def _result(self, call: Future) -> list[Any]:
         answer = call.result()
         if answer[0]:
             raise errors.keep(errors.read(answer[0], f"{answer[1]} (at {self.task})"))
-        return [tensors.unpack(one) for one in answer[1:]]
+        packed = answer[1:]
+        self._plane.traffic.received(packed)
+        return [tensors.unpack(one) for one in packed]
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,7 @@ class StarPlane:
     def __init__(self, server: TaskServer, session: Any) -> None:
         self._server, self._session = server, session
         self.scope = secrets.token_hex(8)
+        self.traffic = Traffic()
         self._steps: dict[Any, Step] = {}
         self._making = threading.Lock()
         self._graph: tuple[int, Graph] | None = None  # of which version
@@ -127,7 +139,8 @@ class StarPlane:
         self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX
         self._under_way: set[Future] = set()
         self._met: set[str] = set()  # tasks that have stages of ours
-        self._closed = False
+        self._ended: tuple[Any, str] | None = None  # class and text of what steps end with from then on
+        self._until = threading.local()  # `at`, by the monotonic clock: what runs in this thread ends then
         self._runs = self._calls = 0
 
     @property
@@ -137,7 +150,11 @@ class StarPlane:
 
     def statistics(self) -> StarStatistics:
         """A snapshot."""
-        return StarStatistics(self._runs, self._calls, len(self._steps))
+        took = self.traffic
+        return StarStatistics(
+            self._runs, self._calls, len(self._steps), took.bytes_sent, took.bytes_received,
+            took.bytes_copied_before, took.bytes_copied_after, took.leased,
+        )  # fmt: skip
 
     # -- steps -------------------------------------------------------------------------------------------------------------
 
@@ -146,6 +163,21 @@ class StarPlane:
     ) -> list[Any]:
         """See Plane."""
         self._runs += 1
+        if self._ended is not None:
+            raise self._ended[0](None, None, self._ended[1])
+        said = b"" if options is None else tf_session.TF_GetBuffer(options)  # nothing, as monitored sessions have it
+        timeout_ms = config_pb2.RunOptions.FromString(said).timeout_in_ms if said else 0
+        if not timeout_ms:
+            return self._run(targets, fetches, feeds, said, metadata)
+        self._until.at = time.monotonic() + timeout_ms / 1000
+        try:
+            return self._run(targets, fetches, feeds, said, metadata)
+        finally:
+            del self._until.at
+
+    def _run(
+        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], said: bytes, metadata: Any
+    ) -> list[Any]:
         key = (tuple(map(id, targets)), tuple(map(id, fetches)), tuple(feeds))
         step = self._steps.get(key)
         if step is None:
@@ -156,15 +188,14 @@ class StarPlane:
                     self._steps[key] = step
         try:
             values: list[Any]
-            said = b"" if options is None else tf_session.TF_GetBuffer(options)  # nothing, as monitored sessions have it
             if not said and not step.may_be_dead:
                 values = step.run(list(feeds.values()))
             else:
                 values = step.run_checked(list(feeds.values()), said, metadata)
         except Exception as error:
             typed = errors.of_step(error)
-            if self._closed:  # whatever else it ended with came of that
-                typed = tf_errors.CancelledError(None, None, "the session was closed")
+            if self._ended is not None:  # whatever else it ended with came of that
+                typed = self._ended[0](None, None, self._ended[1])
             if isinstance(typed, tf_errors.AbortedError):
                 self._steps.pop(key, None)  # registered at a task that is another one by now
             raise typed from None
@@ -242,24 +273,35 @@ class StarPlane:
 
     def submit(self, task: str, method: str, what: str, arguments: tuple[Any, ...]) -> Future:
         """Ask a task. Raises RpcError."""
-        if self._closed:
-            raise engine_errors.Cancelled("the session was closed")
+        if self._ended is not None:
+            raise engine_errors.Cancelled(self._ended[1])
         self._calls += 1
-        call = self._server.engine.ask(task, method, what, lambda _: arguments, self._timeout_s)
+        call = self._server.engine.ask(task, method, what, lambda _: arguments, self._left_s())
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
         return call
 
-    def close(self) -> None:
+    def _left_s(self) -> float:
+        """For what is asked of another task now."""
+        at = getattr(self._until, "at", None)
+        return self._timeout_s if at is None else min(self._timeout_s, max(at - time.monotonic(), 0.0))
+
+    def forget(self) -> None:
         """See Plane."""
-        self._closed = True
+        self._steps.clear()
+
+    def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
+        """See Plane."""
+        if self._ended is not None:
+            return
+        self._ended = kind, text
         for task in self._met:
             try:
                 self._server.engine.ask(task, stages.CLOSE, "the end of a session", lambda _: (self.scope,), CLOSE_TIMEOUT_S)
             except engine_errors.RpcError as error:
                 logger.debug("%s does not hear of the end of a session: %s", task, str(error))
         for call in list(self._under_way):
-            call.cancel(engine_errors.Cancelled("the session was closed"))
+            call.cancel(engine_errors.Cancelled(text))
         for step in list(self._steps.values()):
             if isinstance(step.loaded, Waiting):
                 step.loaded.give_up_all()

@@ -195,6 +195,21 @@ def test_what_is_no_archive_is_refused_by_name(body: bytes) -> None:
         Decoder().decode_plain(body)
 
 
+@pytest.mark.parametrize("shape", [[-1], [-1, 1], [3, -1], [-1, -3], [0, -1]])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_negative_dimension_is_not_the_rest_of_the_block(shape: list[int], order: str) -> None:
+    with pytest.raises(ArchiveError, match="negative dimension"):
+        Decoder().decode(ext(ARRAY, 0, "<f8", shape, order), BLOCKS)
+    with pytest.raises(ArchiveError, match="negative dimension"):
+        Decoder().decode(ext(TENSOR, "torch", 0, "<f8", shape), BLOCKS)
+
+
+@pytest.mark.skipif(not hasattr(getattr(np, "dtypes", None), "StringDType"), reason="needs numpy 2")
+def test_a_negative_dimension_is_not_the_rest_of_the_strings() -> None:
+    with pytest.raises(ArchiveError, match="negative dimension"):
+        Decoder().decode(ext(STRINGS, [-1], ["a", "b"]), [])
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import function
 
 from tests.tensorflow.scenarios import Task, error_of
 
@@ -288,6 +289,70 @@ def run_options(task: Task) -> Any:
             session.run(v1.global_variables_initializer())
             options, metadata = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), v1.RunMetadata()
             return session.run(v * 2.0, options=options, run_metadata=metadata)
+
+
+def time_limits(task: Task) -> Any:
+    """A step that waits ends when its options say so, and takes nothing; wherever it waits. The session goes on."""
+    with task.graph(), task.setter():
+        found: list[Any] = []
+        for place in ("/job:ps/task:0", f"/job:{task.job}/task:{task.index}"):
+            with v1.device(place):
+                line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=f"{v1.get_variable_scope().name}_{place[5:7]}")
+                item, put = line.dequeue(), line.enqueue([2.5])
+            with task.session() as session:
+                limit = v1.RunOptions(timeout_in_ms=200)
+                found.append(error_of(lambda item=item, limit=limit: session.run(item, options=limit))[0])
+                session.run(put)
+                long = v1.RunOptions(timeout_in_ms=60_000)
+                found.extend([session.run(item, options=long), session.run(line.size())])
+        return found
+
+
+def resets(task: Task) -> Any:
+    """A container that is reset loses its variables, in all tasks; another one does not. Sessions at the target end."""
+    with task.graph(), task.setter():
+        scope = v1.get_variable_scope().name
+        kept = v1.get_variable("kept", [], initializer=v1.ones_initializer())
+        with v1.container(f"{scope}gone"):
+            lost = [v1.get_variable(f"v{n}", [2], initializer=v1.ones_initializer(), use_resource=bool(n)) for n in range(4)]
+            line = v1.FIFOQueue(3, [tf.float32], [[]])
+        before = task.session()
+        before.run([v1.global_variables_initializer(), line.enqueue([1.0])])
+        v1.Session.reset(task.server.target, [f"{scope}gone"])
+        found = [error_of(lambda: before.run(kept))[0]]
+        with task.session() as session:
+            found += [session.run(kept), [error_of(lambda v=v: session.run(v))[0] for v in lost], session.run(line.size())]
+            session.run([v.initializer for v in lost])
+            return [*found, session.run(lost)]
+
+
+def _twin(factor: float) -> Any:
+    @function.Defun(tf.float32, func_name="inner_twin")
+    def inner(x: Any) -> Any:
+        return x * factor
+
+    @function.Defun(tf.float32, func_name="twin")
+    def outer(x: Any) -> Any:
+        return inner(x) + 1.0
+
+    return outer
+
+
+def twins(task: Task) -> Any:
+    """Functions of one name whose bodies differ, in two sessions at once; they call others, of which the same is true."""
+    found: list[Any] = []
+    sessions = []
+    for factor in (2.0, 3.0):
+        with task.graph():
+            with v1.device("/job:ps/task:0"):
+                x = v1.placeholder(tf.float32, [])
+                y = _twin(factor)(x)
+            sessions.append((task.session(), x, y, tf.gradients(y, x)[0]))
+            for session, fed, *values in sessions:
+                found.append(session.run(values, {fed: 5.0}))
+    for session, *_ in sessions:
+        session.close()
+    return found
 
 
 def tables(task: Task) -> Any:

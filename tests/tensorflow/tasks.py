@@ -135,9 +135,9 @@ def main(clusters: str, job: str, index: str) -> None:
     import prpc_engine.tensorflow as prpc_tf
 
     prpc_tf.install()
-    from tests.tensorflow import exchanges, scenarios, semantics
+    from tests.tensorflow import copies, exchanges, mistakes, scenarios, semantics
 
-    known = {**vars(scenarios), **vars(semantics), **vars(exchanges)}
+    known = {**vars(scenarios), **vars(semantics), **vars(exchanges), **vars(mistakes), **vars(copies)}
     runs = {protocol: scenarios.Task(protocol, cluster, job, int(index)) for protocol, cluster in json.loads(clusters).items()}
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what scripts print is none of our answers

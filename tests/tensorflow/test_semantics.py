@@ -9,9 +9,8 @@ from tests.tensorflow.test_scenarios import check
 
 SCENARIOS = [
     "accumulators", "close_ends_what_waits", "containers", "convolutions", "dataset_until_its_end", "devices",
-    "embedding_columns", "hooks",
-    "input_queues", "python_ops", "random_numbers", "run_options", "sharded_files", "sliced_updates", "streaming_metrics",
-    "summaries_and_checkpoints", "tables",
+    "embedding_columns", "hooks", "input_queues", "python_ops", "random_numbers", "resets", "run_options", "sharded_files",
+    "sliced_updates", "streaming_metrics", "summaries_and_checkpoints", "tables", "time_limits", "twins",
 ]  # fmt: skip
 
 

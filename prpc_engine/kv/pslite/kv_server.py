@@ -111,13 +111,11 @@ class KVServer(SimpleApp):
 
     def _on_request(self, head: bytes, fields: tuple[int, ...], arrays: tuple[Any, ...]) -> Any:
         pairs = wire.read_pairs(head, fields, arrays)
-        _, sender, customer_id, cmd, timestamp, _, flags, *_ = fields
+        _, sender, customer_id, cmd, timestamp, _, flags, _, _, n_keys, _ = fields
         if self._is_grouped:
             sender = self.postoffice.process_of(sender)
         answer = Answer()
-        meta = KVMeta(
-            cmd, flags & PUSH != 0, flags & PULL != 0, sender, timestamp, customer_id, len(pairs.keys), answer
-        )  # fmt: skip
+        meta = KVMeta(cmd, flags & PUSH != 0, flags & PULL != 0, sender, timestamp, customer_id, n_keys, answer)
         if self._threads is None:
             self._run(meta, pairs)
             return answer.outcome()

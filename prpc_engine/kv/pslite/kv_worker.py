@@ -27,7 +27,7 @@ from prpc_engine.errors import RpcError
 from prpc_engine.kv.pslite import ids, wire
 from prpc_engine.kv.pslite.customer import REQUEST_TIMEOUT_S
 from prpc_engine.kv.pslite.mailroom import KV
-from prpc_engine.kv.pslite.pairs import NO_VALS, Keys, KVPairs, Lens, Vals, check_keys, check_layout, check_lens, check_vals
+from prpc_engine.kv.pslite.pairs import NO_VALS, Keys, KVPairs, Lens, Vals, check_keys, check_lens, check_pairs, check_vals
 from prpc_engine.kv.pslite.postoffice import START_TIMEOUT_S
 from prpc_engine.kv.pslite.simple_app import SimpleApp, SimpleHandle
 from prpc_engine.kv.pslite.slicer import Slicer, by_ranges, check_slices
@@ -168,9 +168,7 @@ class KVWorker(SimpleApp):
         timeout_s: float | None,
         stable: bool,
     ) -> int:
-        keys = check_keys("push", keys)
-        pushed = check_vals("push", "vals", vals)
-        pairs = KVPairs(keys, pushed, check_layout("push", keys, pushed, lens), priority)
+        pairs = check_pairs("push", keys, vals, lens, priority)
         finish = None if callback is None else partial(_call_back, callback)
         return self._send(PUSH, pairs, cmd, finish, timeout_s, stable)
 
@@ -204,12 +202,10 @@ class KVWorker(SimpleApp):
         timeout_s: float | None,
         stable: bool,
     ) -> int:
-        keys = check_keys("push_pull", keys)
-        pushed = check_vals("push_pull", "vals", vals)
-        checked = check_layout("push_pull", keys, pushed, lens)
+        pairs = check_pairs("push_pull", keys, vals, lens, priority)
         out = check_vals("push_pull", "outs", outs, is_written=True)
-        finish = partial(_fill, "push_pull", keys, out, None, callback)
-        return self._send(PUSH | PULL, KVPairs(keys, pushed, checked, priority), cmd, finish, timeout_s, stable)
+        finish = partial(_fill, "push_pull", pairs.keys, out, None, callback)
+        return self._send(PUSH | PULL, pairs, cmd, finish, timeout_s, stable)
 
     def _send(
         self,
@@ -222,10 +218,11 @@ class KVWorker(SimpleApp):
     ) -> int:
         customer, servers = self._customer, self._servers
         timestamp = customer.new_timestamp()
-        header = self.app_id, self.node, self.customer_id, cmd, timestamp
         if self._is_whole and len(pairs.keys):
-            part = servers[0], *wire.pack(*header, flags, pairs)
+            arguments, nbytes = wire.pack(self.app_id, self.node, self.customer_id, cmd, timestamp, flags, pairs)
+            part = servers[0], arguments, nbytes
             return customer.request(timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable)
+        header = self.app_id, self.node, self.customer_id, cmd, timestamp
         slices = self._slicer(pairs, self._ranges)
         if self._slicer is not by_ranges:
             check_slices(slices, pairs.keys, self._ranges)
@@ -243,9 +240,8 @@ def _first_key(sent: tuple[int, KVPairs | None]) -> int:
     return int(sent[1].keys[0]) if sent[1] is not None and len(sent[1].keys) else -1
 
 
-def _call_back(callback: Callback | None, timestamp: int, answers: object) -> None:
-    if callback is not None:
-        callback()
+def _call_back(callback: Callback, timestamp: int, answers: object) -> None:
+    callback()
 
 
 def _fill(
@@ -259,7 +255,9 @@ def _fill(
 ) -> None:
     """Copy what the servers sent into the caller's arrays. Raises AnswerMismatch, and then nothing was copied."""
     answers = [wire.read_answer(each) for each in packed]
-    total = sum(len(vals) for _, vals, _ in answers)
+    total = 0
+    for _, vals, _ in answers:
+        total += len(vals)
     if total != len(out):
         raise AnswerMismatch(
             f"{verb} of {len(keys)} keys: the servers sent {total} values, there is room for {len(out)}; give an array that fits"
@@ -273,4 +271,5 @@ def _fill(
         for count, vals, their_lens in answers:
             lens[begin : begin + count] = len(vals) // count if their_lens is None else their_lens
             begin += count
-    _call_back(callback, timestamp, answers)
+    if callback is not None:
+        callback()

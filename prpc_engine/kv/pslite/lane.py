@@ -1,11 +1,12 @@
 """The way from one customer to one node: what leaves alone, what leaves with others, and what comes back for each.
 
-    in one call                  is answered by, for each
-    one message                  its answer, when there is one; or its error
-    several small ones,          None, bytes, a tuple   as it would be alone
-    endpoint.kv_many()           a list                 its handler raised: the error's name, text and traceback
-                                 an int                 no answer yet: late() of that number is answered by it, when there is one
-                                                        (FORGOTTEN, by late(): that server does not know the number)
+    in one call             is answered by, for each
+    one message             its answer, when there is one; or its error
+    several small ones,     None, bytes, an array,   as it would be alone
+    endpoint.kv_many()      a tuple
+                            a list                   its handler raised: the error's name, text and traceback
+                            an int                   no answer yet: late() of that number is answered by it, when there is one
+                                                     (FORGOTTEN, by late(): that server does not know the number)
 
 A message alone leaves at once, by itself. Small ones that come while others are on their way wait for each other, until there are
 enough of them, an answer comes, or somebody makes progress, as a thread that waits does. Once a server has answered late, the
@@ -227,7 +228,7 @@ class Lane:
     def _answered_late(self, part: Part, call: Future) -> None:
         self._finished([part])
         error = call._outcome if call.finished != VALUE else None
-        if isinstance(error, errors.NotSent) or (error is None and call._outcome == FORGOTTEN):
+        if isinstance(error, errors.NotSent) or (error is None and type(call._outcome) is int and call._outcome == FORGOTTEN):
             error = errors.MaybeExecuted(f"{ids.name_of(self._node)} was lost, or replaced, after it had taken the request")
         if error is None:
             self._succeed(part, call._outcome)

@@ -19,6 +19,8 @@ Keys = npt.NDArray[np.uint64]
 Vals = npt.NDArray[Any]
 Lens = npt.NDArray[np.int32]
 _KEY = np.dtype(np.uint64)  # comparing with this one makes none
+_ONE = (1,)  # the shape of one key
+NUMBERS = "iufbc"  # kinds of dtypes that values may have
 NO_VALS: Vals = np.empty(0, np.float32)
 
 
@@ -31,6 +33,24 @@ class KVPairs(msgspec.Struct, frozen=True, eq=False):
     vals: Vals
     lens: Lens | None = None
     priority: int = 0
+
+
+def check_pairs(verb: str, keys: object, vals: object, lens: object, priority: int) -> KVPairs:
+    """What is to be pushed, else BadArguments."""
+    if (
+        lens is None
+        and type(keys) is np.ndarray
+        and type(vals) is np.ndarray
+        and keys.dtype is _KEY
+        and keys.shape == _ONE
+        and vals.ndim == 1
+        and vals.dtype.kind in NUMBERS
+        and vals.flags.c_contiguous
+    ):  # one key, as a model's tensor has: what follows comes to the same, at twice the price
+        return KVPairs(keys, vals, None, priority)
+    checked = check_keys(verb, keys)
+    pushed = check_vals(verb, "vals", vals)
+    return KVPairs(checked, pushed, check_layout(verb, checked, pushed, lens), priority)
 
 
 def check_keys(verb: str, keys: object) -> Keys:
@@ -49,7 +69,7 @@ def check_keys(verb: str, keys: object) -> Keys:
 
 def check_vals(verb: str, name: str, vals: object, is_written: bool = False) -> Vals:
     """`vals` if it is a contiguous numpy array of numbers, as one dimension, else BadArguments."""
-    if not isinstance(vals, np.ndarray) or vals.dtype.kind not in "iufbc" or not vals.flags.c_contiguous:
+    if not isinstance(vals, np.ndarray) or vals.dtype.kind not in NUMBERS or not vals.flags.c_contiguous:
         raise BadArguments(f"{verb}: {name} are {_described(vals)}; a contiguous numpy array of numbers is allowed")
     if is_written and not vals.flags.writeable:
         raise BadArguments(f"{verb}: {name} are read-only; the answer is written into them, so give an array of your own")

@@ -39,9 +39,10 @@ class Answer(msgspec.Struct, eq=False):
         with _answering:
             if self.is_given:
                 raise Rejected("this request was answered before: each gets one response")
-            self.is_given, later = True, self.later
+            later = self.later
             if later is None:
                 self.value = value
+            self.is_given = True  # last: outcome() looks at it first
         if later is not None:
             later.reply(value)
 
@@ -53,7 +54,9 @@ class Answer(msgspec.Struct, eq=False):
             later.fail(error)
 
     def outcome(self) -> Any:
-        """After the handler: the value, or what it comes by."""
+        """After the handler, once: the value, or what it comes by."""
+        if self.is_given:  # the usual case, without the lock: `later` is made below only, so the value is in place
+            return self.value
         with _answering:
             if not self.is_given:
                 self.later = Deferred()

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prpc_engine import errors
+from prpc_engine import Master, RpcService, errors
+from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
 from prpc_engine.kv import pslite as ps
 from prpc_engine.kv.pslite.ids import KEY_MAX
 from prpc_engine.kv.pslite.slicer import by_ranges
@@ -313,6 +314,65 @@ def rejoin(folder: str) -> None:
     ps.finalize(0, True)
 
 
+def rejoin_launched(folder: str) -> None:
+    """As rejoin, and the launcher starts the new ones: the first dies by kill -9, the second asks for it by 254."""
+    attempt = int(os.environ.get("DMLC_NUM_ATTEMPT", "0"))
+    if os.environ["DMLC_ROLE"] != "worker":
+        ps.start(0)
+        if ps.is_server():
+            ps.KVServer(0).set_request_handle(ps.KVServerDefaultHandle())
+        ps.finalize(0, True)
+        return
+    node = ps.start_async(0) if attempt else ps.start(0)
+    assert node == 9
+    assert ps.get_postoffice().is_recovery == (attempt > 0)
+    kv = ps.KVWorker(0, 0)
+    keys, vals = np.array([1, KEY_MAX], np.uint64), np.ones(2, np.float32)
+    kv.wait(kv.push(keys, vals))
+    kv.wait(kv.pull(keys, vals))
+    Path(folder, str(attempt)).write_text(str(vals.tolist()))
+    if attempt == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif attempt == 1:
+        os._exit(254)
+    ps.finalize(0, True)
+
+
+def elastic(folder: str) -> None:
+    """A job of elastic tables, whose scheduler is the master: its server is killed, and comes back from its checkpoint."""
+    role, path = os.environ["DMLC_ROLE"], Path(folder)
+    address = f"{os.environ['DMLC_PS_ROOT_URI']}:{os.environ['DMLC_PS_ROOT_PORT']}"
+    if role == "scheduler":
+        with Master(address):
+            (path / "master").touch()
+            wait_until(lambda: all((path / f"{each} left").exists() for each in ("server", "worker")), "the others' leave")
+        return
+    wait_until(lambda: (path / "master").exists(), "the master")
+    with RpcService(address) as service:
+        if role == "server":
+            (path / f"server {os.environ['DMLC_NUM_ATTEMPT']}").write_text(str(os.getpid()))
+            with ElasticServer(service, partitions=1, checkpoint=str(path / "saved")):
+                wait_until(lambda: (path / "worker left").exists(), "the worker")
+        else:
+            train_over_a_loss(TableWorker(service, elastic=True), path)
+    (path / f"{role} left").touch()
+
+
+def train_over_a_loss(worker: TableWorker, path: Path) -> None:
+    """A push that is saved, one that is lost with its server, and one after that."""
+    worker.create_sparse("counts", 1, {"name": "add"})
+    keys, ones = np.arange(64), np.ones((64, 1), np.float32)
+    worker.push("counts", keys, ones)
+    worker.save(str(path / "saved"), step=1)
+    worker.push("counts", keys, ones)
+    os.kill(int((path / "server 0").read_text()), signal.SIGKILL)
+    worker.push("counts", keys, ones, timeout_s=60)
+    with pytest.raises(EpochChanged, match="as of the checkpoint of step 1"):
+        worker.pull("counts", keys)
+    assert worker.pull("counts", keys).tolist() == [[2]] * 64
+    assert (path / "server 1").exists()
+
+
 def lost_server() -> None:
     """A server dies: what is under way fails, with a typed error, and the node is known to be dead."""
     ps.start(0)
@@ -392,7 +452,7 @@ def crash() -> None:
 FLOWS = (
     connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers, rejoin, lost_server,
     replaced_server, crash, joint, group, threads, landing, awaited, order, own_benchmark,
-    together, holder,
+    together, holder, rejoin_launched, elastic,
 )  # fmt: skip
 
 if __name__ == "__main__":

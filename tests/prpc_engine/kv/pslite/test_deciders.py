@@ -275,6 +275,31 @@ def test_pairs_arrive_as_they_were_packed(dtype: str, length: int, varying: bool
     np.testing.assert_array_equal(answer, vals)
 
 
+@pytest.mark.parametrize(("n_keys", "width", "beside"), [(1, 10, 0), (1, 5000, 1), (600, 20, 1), (3000, 0, 3), (3000, 1, 3)])
+@pytest.mark.parametrize("varying", [False, True])
+def test_small_keys_travel_in_the_head_of_what_is_beside_it(n_keys: int, width: int, beside: int, varying: bool) -> None:
+    asked, vals = np.arange(n_keys, dtype=np.uint64), np.arange(n_keys * width, dtype=np.float32)
+    lens = np.full(n_keys, width, np.int32) if varying else None
+    (head, *arrays), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(asked, vals, lens))
+    assert len(arrays) == beside
+    got = wire.read_pairs(head, wire.read_head(head), tuple(arrays))
+    assert np.array_equal(got.keys, asked) and np.array_equal(got.vals, vals)
+    assert got.lens is None if lens is None else np.array_equal(got.lens, lens)
+
+
+def test_a_large_answer_to_one_key_is_the_array_itself() -> None:
+    vals = np.ones(5000, np.float32)
+    assert wire.pack_answer(1, vals, None) is vals
+    assert wire.read_answer(vals) == (1, vals, None)
+
+
+def test_values_in_another_byte_order_go_beside_the_head() -> None:
+    vals = np.arange(3, dtype=">f4")
+    (head, *arrays), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1), vals))
+    got = wire.read_pairs(head, wire.read_head(head), tuple(arrays))
+    assert got.keys.tolist() == [1] and got.vals.dtype == vals.dtype and got.vals.tolist() == [0, 1, 2]
+
+
 def test_what_was_not_packed_here_is_refused() -> None:
     (head,), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1, 2), floats(1, 2)))
     for cut in (b"", head[:39], head[:60]):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prpc_engine.kv.pslite.launch import launch
-from prpc_engine.local_job import TIME_IS_OVER, JobReport, free_ports
+from prpc_engine.local_job import START_AGAIN, TIME_IS_OVER, JobReport, free_ports
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 TIMEOUT_S = 100.0
@@ -124,6 +124,51 @@ def test_a_job_that_takes_too_long_is_ended() -> None:
     report = launch([sys.executable, "-c", "import signal; signal.pause()"], 1, 1, timeout_s=0.5)
     assert report.code == TIME_IS_OVER
     assert [each.code for each in report.ended] == [128 + signal.SIGTERM] * 3
+
+
+# When one that dies is started again
+
+
+def launched_again(flow: str, folder: Path, restarts: int) -> JobReport:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return launch(command(flow, str(folder)), 1, 1, TIMEOUT_S, environment=environment, restarts=restarts)
+
+
+def test_a_worker_that_dies_or_asks_for_it_is_started_again_and_rejoins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = launched_again("rejoin_launched", tmp_path, 2)
+    assert report.code == 0, str(report)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "0": "[1.0, 1.0]",
+        "1": "[2.0, 2.0]",
+        "2": "[3.0, 3.0]",
+    }
+    assert [each.code for each in report.ended if each.came_again] == [128 + signal.SIGKILL, START_AGAIN]
+    said = capsys.readouterr().err
+    assert "worker 0 ended with 137; attempt 1 begins; restarts left: 1" in said
+    assert "worker 0 ended with 254; attempt 2 begins; restarts left: 0" in said
+
+
+def test_who_dies_once_more_than_there_are_restarts_ends_the_job(tmp_path: Path) -> None:
+    report = launched_again("rejoin_launched", tmp_path, 1)
+    assert report.code == START_AGAIN
+    assert "worker 0 ended with 254; ended because of that" in str(report)
+    assert "worker 0 ended with 137 and was started again" in str(report)
+
+
+def test_an_elastic_server_that_is_killed_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
+    report = launched_again("elastic", tmp_path, 1)
+    assert report.code == 0, str(report)
+    assert [(each.name, each.code) for each in report.ended if each.came_again] == [("server 0", 128 + signal.SIGKILL)]
+
+
+def test_a_scheduler_that_dies_and_an_exit_code_of_its_own_end_the_job() -> None:
+    code = "import os, signal; os.environ['DMLC_ROLE'] == '%s' and (%s); signal.pause()"
+    for role, end, wanted in (("scheduler", "os.kill(os.getpid(), 9)", 137), ("worker", "os._exit(3)", 3)):
+        report = launch([sys.executable, "-c", code % (role, end)], 1, 1, TIMEOUT_S, restarts=9)
+        assert report.code == wanted
+        assert not any(each.came_again for each in report.ended)
 
 
 class Processes:

@@ -20,6 +20,15 @@ with path.open("a") as file:
 sys.exit(int(os.environ["DMLC_ROLE"] == "server" and path.stat().st_size >= 3) * 5)
 """
 
+AGAIN = """
+import os, pathlib, sys
+if os.environ["DMLC_ROLE"] == "worker":
+    attempt = os.environ["DMLC_NUM_ATTEMPT"]
+    with pathlib.Path(sys.argv[1], "worker").open("a") as file:
+        file.write(attempt)
+    sys.exit(0 if attempt == "2" else 254)
+"""
+
 PAUSE = "import os, pathlib, signal, sys; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); signal.pause()"
 
 
@@ -36,6 +45,17 @@ def test_it_runs_every_role_and_repeats_until_the_first_failure(tmp_path: Path, 
     assert runs(tmp_path)["server"] == 3
 
 
+def test_one_that_asks_for_it_is_started_again_so_often_and_told_its_attempt(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = ["launch", "-s", "1", "-w", "1", "--timeout-s", "60", "--restarts"]
+    assert main([*job, "2", "--", sys.executable, "-c", AGAIN, str(tmp_path)]) == 0
+    assert (tmp_path / "worker").read_text() == "012"
+    assert "worker 0 ended with 254; attempt 2 begins; restarts left: 0" in capfd.readouterr().err
+    assert main([*job, "1", "--", sys.executable, "-c", AGAIN, str(tmp_path)]) == 254
+    assert (tmp_path / "worker").read_text() == "01201"
+
+
 def test_several_customers_are_one_process_that_is_told_its_role(tmp_path: Path) -> None:
     assert main(["launch", "-s", "1", "-w", "3", "--customers", "--", sys.executable, "-c", NODE, str(tmp_path)]) == 0
     assert runs(tmp_path) == {"schedulerscheduler": 1, "serverserver": 1, "workerworker": 1}
@@ -46,6 +66,7 @@ def test_several_customers_are_one_process_that_is_told_its_role(tmp_path: Path)
     [
         (["-s", "0", "-w", "1", "--", "true"], "0 servers: 1 to"),
         (["-s", "1", "-w", "1"], "no command to run"),
+        (["-s", "1", "-w", "1", "--restarts", "-1", "--", "true"], "-1 restarts: 0 to"),
         (["-s", "1", "-w", "1", "--", "/no/such/command"], "'/no/such/command' cannot be run: No such file"),
     ],
 )
