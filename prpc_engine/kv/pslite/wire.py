@@ -48,7 +48,8 @@ HEAD = struct.Struct("<iiiiqiBBHII")
 ANSWER = struct.Struct("<BBHI")
 HEAD_BYTES, ANSWER_BYTES = HEAD.size, ANSWER.size
 assert (HEAD_BYTES, ANSWER_BYTES) == (40, 8)  # the tables above; arrays of 8-byte items stay aligned
-_TYPES: dict[int, np.dtype[Any]] = {np.dtype(char).num: np.dtype(char) for char in "?bBhHiIlLqQefdgFDG"}
+# Truth values are not among them: beside the head the archive looks at their bytes, which numpy takes on trust.
+_TYPES: dict[int, np.dtype[Any]] = {np.dtype(char).num: np.dtype(char) for char in "bBhHiIlLqQefdgFDG"}
 _KEY, _LEN = np.dtype(np.uint64), np.dtype(np.int32)
 _pack, _unpack = HEAD.pack, HEAD.unpack_from
 _pack_answer, _unpack_answer = ANSWER.pack, ANSWER.unpack_from

@@ -300,6 +300,17 @@ def test_values_in_another_byte_order_go_beside_the_head() -> None:
     assert got.keys.tolist() == [1] and got.vals.dtype == vals.dtype and got.vals.tolist() == [0, 1, 2]
 
 
+def test_truth_values_go_beside_the_head_where_their_bytes_are_looked_at() -> None:
+    vals = np.array([True, False, True])
+    (head, *arrays), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1), vals))
+    assert len(arrays) == 1 and arrays[0] is vals
+    assert wire.pack_answer(1, vals, None) is vals
+    forged = bytearray(wire.pack_answer(1, np.array([2, 0, 1], np.uint8), None))
+    forged[1] = vals.dtype.num
+    with pytest.raises(BadArguments, match="an answer"):
+        wire.read_answer(bytes(forged))
+
+
 def test_what_was_not_packed_here_is_refused() -> None:
     (head,), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1, 2), floats(1, 2)))
     for cut in (b"", head[:39], head[:60]):
