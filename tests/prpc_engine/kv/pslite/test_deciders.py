@@ -302,7 +302,7 @@ def test_values_in_another_byte_order_go_beside_the_head() -> None:
 
 def test_truth_values_go_beside_the_head_where_their_bytes_are_looked_at() -> None:
     vals = np.array([True, False, True])
-    (head, *arrays), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1), vals))
+    (_, *arrays), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1), vals))
     assert len(arrays) == 1 and arrays[0] is vals
     assert wire.pack_answer(1, vals, None) is vals
     forged = bytearray(wire.pack_answer(1, np.array([2, 0, 1], np.uint8), None))
