@@ -208,6 +208,8 @@ class _Direction:
             self._show(self._state)
         if len(self._lost) == self._job.workers:
             raise AllWorkersLost("all workers were lost: " + "; ".join(self._state.notes))
+        if self._is_to_kill:
+            self._state.notes.append("training was over before a server was killed: --epochs makes it longer")
         self.servers.join()
         self._state.auc = self._evaluate()
         self._show(self._state)

@@ -14,10 +14,9 @@ Or `prpc run script.py ...`, for a script without these two lines. TensorFlow 2.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import Any
-
-from prpc_engine.tensorflow import proto
 
 TENSORFLOW_VERSION = "2.15"  # what install() takes: the hooks are in parts that another version may have changed
 
@@ -31,7 +30,9 @@ def install(protocol: str = "grpc") -> None:
     another version of it.
     """
     if "tensorflow" not in sys.modules:
-        with proto.with_field():
+        if importlib.util.find_spec("tensorflow") is None:
+            raise ImportError("TensorFlow is not installed: pip install 'prpc[tensorflow]'")
+        with importlib.import_module("prpc_engine.tensorflow.proto").with_field():  # it imports protobuf, of TensorFlow
             tensorflow = importlib.import_module("tensorflow")
     else:
         tensorflow = sys.modules["tensorflow"]

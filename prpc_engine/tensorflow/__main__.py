@@ -20,7 +20,10 @@ def main() -> None:
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()
-    prpc_tf.install(args.protocol)
+    try:
+        prpc_tf.install(args.protocol)
+    except ImportError as error:
+        sys.exit(f"prpc: {error}")
     sys.argv[:] = [args.script, *args.arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(args.script))
     runpy.run_path(args.script, run_name="__main__")

@@ -44,6 +44,20 @@ def test_a_ps_that_is_not_up_is_named_and_waited_for_as_long_as_the_session_says
     assert line.startswith("waiting for /job:ps/task:0")
 
 
+def test_without_tensorflow_it_says_how_to_get_it() -> None:
+    script = (
+        "import importlib.util\n"
+        "importlib.util.find_spec = lambda name: None\n"
+        "import prpc_engine.tensorflow\n"
+        "prpc_engine.tensorflow.install()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == "ImportError: TensorFlow is not installed: pip install 'prpc[tensorflow]'"
+
+
 def test_another_version_of_tensorflow_is_refused() -> None:
     script = (
         "import sys, types\n"
