@@ -8,6 +8,7 @@ Expected, 64 B, one call at a time:
                     read the clock.
     shm, asyncio    the same with parking: the loop that awaits looks at the rings for 25 us before it goes its round, so
                     most answers cost no round of 20 to 40 us; 1 us for taking the lead, and 1 in 33 goes the long way.
+    unix, polling   as tcp, and 2 us less: the kernel wakes the peer without a round through its network stack.
     tcp, polling    a raw spinning socket's round trip (8 us here: four system calls) and the same 2 to 3 us on top.
     blocking peers  a sleep and a wake-up each way, 25 us each on a virtual machine: Pipe and a blocking socket 50 to
                     60, pyzmq and pynng 80 to 100 (an I/O thread more on each side), grpcio 200 to 300 (HTTP/2, a
@@ -41,7 +42,8 @@ from perf.timing import FULL, TINY, Effort, Sample, time_each, time_in_turn, tim
 
 NAME = "rpc"
 ALL = [
-    *(peers.SHM_POLLING, peers.SHM_TASK, peers.SHM_ASYNCIO, peers.SHM_PARKING, peers.TCP_POLLING, peers.TCP_PARKING),
+    *(peers.SHM_POLLING, peers.SHM_TASK, peers.SHM_ASYNCIO, peers.SHM_PARKING, peers.UNIX_POLLING),
+    *(peers.UNIX_PARKING, peers.TCP_POLLING, peers.TCP_PARKING),
     *(*peers.PEERS, peers.GRPC_AIO, peers.TORCH_RPC),
 ]
 IDLE = [peers.SHM_PARKING, peers.TCP_PARKING, peers.PIPE, peers.ZMQ_IPC, peers.NNG, peers.GRPC]

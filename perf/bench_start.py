@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 import prpc_engine
+import shard.transport.laned
 import shard.transport.shm
-import shard.transport.tcp
 from perf.child import Announce, Child
 from perf.harness import Candidate, Place, Result, compare
 from perf.peers.face import WAIT_S_MAX
@@ -47,7 +47,7 @@ TRANSPORTS = {"shm": "prpc shm", "tcp": "prpc tcp"}
 # What is timed in the client's process, by part: each of these runs to its end before the next begins.
 STEPS: list[tuple[str, object, str]] = [
     ("connect", socket.socket, "connect"),
-    ("handshake", shard.transport.tcp, "meet"),
+    ("handshake", shard.transport.laned, "meet"),
     ("handshake", shard.transport.shm, "meet"),
     ("attach", shard.transport.shm, "make_rings"),
     ("attach", shard.transport.shm, "connection_over"),

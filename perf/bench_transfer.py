@@ -9,6 +9,7 @@ Expected:
                               seconds per GB a side. Ours the same, for it receives into the array that the handler sees. A poller
                               that waits for memory to be copied uses its core all the time; who blocks, as little as the raw
                               socket does.
+    unix                      the same two copies, into pages that the kernel finds anew for each: 0.2 ms more for 1 MB.
     pyzmq, pynng, grpcio      one to three copies more, into memory that is touched for the first time: half of raw and less.
     shm, slab array           10 to 20 us, whatever the size: a descriptor goes.
     shm, ordinary array       the same up to 20 KB; then one copy: np.copyto and 30 us.
@@ -46,9 +47,10 @@ COPIES_MAX = 6
 SHM_COPIES_MAX = 2  # the array of the slab, and the block that one is received into
 
 TCP_ORDINARY_PARKING = replace(peers.TCP_PARKING, name="prpc tcp, ordinary array, parking")
+UNIX_ORDINARY = replace(peers.UNIX_POLLING, name="prpc unix, ordinary array")
 SHM_ORDINARY_PARKING = replace(peers.SHM_PARKING, name="prpc shm, ordinary array, parking")
 OVER_TCP = [
-    *(TCP_ORDINARY, TCP_ORDINARY_PARKING, peers.TCP_SPINNING, peers.TCP_BLOCKING),
+    *(UNIX_ORDINARY, TCP_ORDINARY, TCP_ORDINARY_PARKING, peers.TCP_SPINNING, peers.TCP_BLOCKING),
     *(peers.ZMQ_TCP, peers.NNG_TCP, peers.GRPC),
 ]
 OVER_SHM = [SHM_SLAB, SHM_ORDINARY, SHM_ORDINARY_PARKING, peers.NNG, peers.TORCH_RPC]

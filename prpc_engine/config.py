@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TRANSPORTS = ("shm", "tcp")  # in order of preference
+TRANSPORTS = ("shm", "unix", "tcp")  # in order of preference
 SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
 POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards

@@ -45,6 +45,7 @@ from shard import (
     TcpListener,
     TcpTransport,
     Transport,
+    UnixTransport,
 )
 from shard import Node as Identity
 
@@ -128,8 +129,10 @@ class Node:
             self._control = TcpTransport(control, slab, files)
         except ShardError as error:  # of certificates
             raise errors.ConfigError(str(error)) from error
-        known: dict[str, Transport] = {"shm": ShmTransport(identity, slab), "tcp": self._tcp}
-        listen_at = {"shm": "shm://", "tcp": f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"}
+        local: tuple[Transport, ...] = (ShmTransport(identity, slab), UnixTransport(identity, slab))
+        known: dict[str, Transport] = {one.scheme: one for one in (*local, self._tcp)}
+        listen_at = {one.scheme: f"{one.scheme}://" for one in local}
+        listen_at["tcp"] = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         try:
             for name in transports:
                 transport = known[name]
@@ -321,7 +324,7 @@ class Node:
             return Refusal(name, f"{address}: {error.strerror or error}", True)
 
     def is_local(self, addresses: Sequence[str]) -> bool:
-        """Whether one of these addresses is of this process, or reached through shared memory."""
+        """Whether one of these addresses is of this process, or reached without leaving this host."""
         near = [transport for transport in self._transports if transport is not self._tcp]
         return any(
             address.startswith(one.scheme + "://") and one.cannot_reach(address) is None for one in near for address in addresses

@@ -1,8 +1,8 @@
 """Which path to another node is taken, and which rests for a while: decided here, gone in node.py. No I/O, no clock.
 
 A path is one of our transports to one other node, a pair of nodes has as many as both have in common. They are tried in our order
-of preference (RpcService(transports=), else PRPC_TRANSPORTS, else shm, tcp), those that rest after all others, and the first that
-connects is taken. Every one before it leaves a Refusal:
+of preference (RpcService(transports=), else PRPC_TRANSPORTS, else shm, unix, tcp), those that rest after all others, and the
+first that connects is taken. Every one before it leaves a Refusal:
 
     the path                                           reason                           failed   counted
     is not offered by the other node                   not offered by ADDRESS           no       no

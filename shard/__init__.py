@@ -56,6 +56,7 @@ from shard.transport.memory import MemoryTransport, Weather
 from shard.transport.shared_port import Dealer, DealtPort
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
+from shard.transport.unix import UnixTransport
 
 __all__ = [
     "BULK",
@@ -116,6 +117,7 @@ __all__ = [
     "Topology",
     "Traffic",
     "Transport",
+    "UnixTransport",
     "UnreachableError",
     "Waiter",
     "Weather",

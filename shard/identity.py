@@ -13,7 +13,7 @@ class PeerIdentity:
 
     subjects   names in its certificate, which our CA vouches for: the common name, then DNS and URI names; () without a CA
     secret     the name of the secret that it proved to hold; "" when this node has none
-    same_user  whether the kernel says that it runs under our user id (shared memory), or it is this very process
+    same_user  whether the kernel says that it runs under our user id (shm, unix), or it is this very process
     """
 
     subjects: tuple[str, ...] = ()

@@ -38,8 +38,8 @@ class Limits:
     handshakes_waiting_max: int = 1024
     # Connections of one listener: far below the usual limit of 1 << 20 descriptors, with a few sockets each.
     connections_max: int = 16384
-    # Sockets beside the one for small messages, of each tcp connection that this side opens: one keeps large messages out of the
-    # way of small ones; more help where one socket does not fill the network. 0: all messages share one socket.
+    # Sockets beside the one for small messages, of each tcp or unix connection that this side opens: one keeps large messages out
+    # of the way of small ones; more help where one socket does not fill the network. 0: all messages share one socket.
     bulk_lanes: int = 1
     # A tcp peer that answers nothing for so long is lost: above the hiccups of a network (a few lost packets in a row take 1 to
     # 3 s), below what a user takes for a hang. Its kernel answers, so how busy it is does not count. While nothing is under way

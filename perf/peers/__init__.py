@@ -38,6 +38,8 @@ TORCH_RPC = PeerInfo("torch.distributed.rpc", "torch_rpc", "torch", "torch")
 
 SHM_POLLING = PeerInfo("prpc shm, polling", "prpc", role="ours", options={"transport": "shm", "polling": True})
 SHM_PARKING = PeerInfo("prpc shm, parking", "prpc", role="ours", options={"transport": "shm", "polling": False})
+UNIX_POLLING = PeerInfo("prpc unix, polling", "prpc", role="ours", options={"transport": "unix", "polling": True})
+UNIX_PARKING = PeerInfo("prpc unix, parking", "prpc", role="ours", options={"transport": "unix", "polling": False})
 TCP_POLLING = PeerInfo("prpc tcp, polling", "prpc", role="ours", options={"transport": "tcp", "polling": True})
 TCP_PARKING = PeerInfo("prpc tcp, parking", "prpc", role="ours", options={"transport": "tcp", "polling": False})
 SHM_TASK = PeerInfo(

@@ -93,7 +93,7 @@ def _shards_from(task: str, transports: tuple[str, ...], config: ServerConfig, s
         asked = settings.cores if is_asked else 0
         if len(usable_cores()) <= asked:
             why = f"{len(usable_cores())} usable cores are not one for each, and one for the application"
-    if set(transports) != {"shm", "tcp"}:
+    if not {"shm", "tcp"} <= set(transports):
         why = f"they need shared memory and tcp, and transports are {', '.join(transports)}"
     if not asked or not why:
         return asked

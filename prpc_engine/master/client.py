@@ -40,7 +40,7 @@ __all__ = [
     "TreeValue",
 ]
 
-LOCAL_SCHEMES = ("memory://", "shm://")  # of addresses that lead nowhere from another process, or another host
+LOCAL_SCHEMES = ("memory://", "shm://", "unix://")  # of addresses that lead nowhere from another process, or another host
 CREATE_ATTEMPTS_MAX = 8  # of a read and a write that others keep coming in between
 
 

@@ -1,4 +1,4 @@
-"""The lanes of tcp connections that are not all there yet. No I/O in this file.
+"""The lanes of tcp and unix connections that are not all there yet. No I/O in this file.
 
     event                                                     what becomes of the connection
     lane 0 of 1                                               whole at once

@@ -1,6 +1,6 @@
 """Two processes meet on a stream socket and run the handshake: blocking where we called, step by step where we were called.
 
-Both tcp and shm meet like this; what follows on the socket is theirs. What a stranger can make us do is bounded:
+tcp, unix and shm meet like this; what follows on the socket is theirs. What a stranger can make us do is bounded:
 
     time          limits.handshake_s to its turn, and again from there to the proof, however slowly or quickly it sends
     number        limits.handshakes_max at a time, limits.handshakes_per_host_max from one address; limits.handshakes_waiting_max
@@ -19,7 +19,6 @@ import os
 import secrets
 import select
 import socket
-import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from shard.identity import JOB_SECRET, PeerIdentity
 from shard.reactor import Reactor
 from shard.timers import Timer
 from shard.transport import Node
+from shard.transport.local import credentials
 from shard.transport.refusals import RefusalLog
 from shard.transport.tls import Tls, TlsSocket
 
@@ -118,14 +118,8 @@ def identity_of(sock: socket.socket, node: Node) -> PeerIdentity:
     return PeerIdentity(
         subjects=sock.subjects() if isinstance(sock, TlsSocket) else (),
         secret=JOB_SECRET if node.secret else "",
-        same_user=sock.family == socket.AF_UNIX and _uid_of(sock) == os.getuid(),
+        same_user=sock.family == socket.AF_UNIX and credentials(sock)[1] == os.getuid(),
     )
-
-
-def _uid_of(sock: socket.socket) -> int:
-    """Of the process at the other end of a Unix socket, as the kernel noted it when they connected."""
-    uid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-    return uid
 
 
 class Greeting:
@@ -381,8 +375,8 @@ class Door:
 
     def _begin(self, sock: socket.socket, peer: str, host: str) -> None:
         try:
-            if sock.family == socket.AF_UNIX and _uid_of(sock) != os.getuid():
-                raise AuthenticationError(f"belongs to user {_uid_of(sock)}, this process to {os.getuid()}")
+            if sock.family == socket.AF_UNIX and (uid := credentials(sock)[1]) != os.getuid():
+                raise AuthenticationError(f"belongs to user {uid}, this process to {os.getuid()}")
             if self.tls is not None and self.is_dealt(sock, host, None):
                 sock.close()
                 return

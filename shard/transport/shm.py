@@ -1,34 +1,24 @@
 """Shared memory between strangers of one host: how two processes meet before they talk over a ShmConnection.
 
-The acceptor listens at a Unix socket without a name in the file system. The connector makes one segment with both rings and
-hands its descriptor over with its proof of the secret; both look at the other's uid. Nothing of it has a name afterwards.
+The acceptor listens at a Unix socket without a name in the file system (local.py). The connector makes one segment with both
+rings and hands its descriptor over with its proof of the secret; both look at the other's uid. Nothing of it has a name
+afterwards.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import socket
-import struct
-from pathlib import Path
 
 from shard import memory_order
 from shard.errors import RemoteProtocolError, ShardError, UnreachableError
 from shard.reactor import Reactor
 from shard.segment import Segment
 from shard.slab import Slab
-from shard.transport import Accept, Listener, Node, Transport
+from shard.transport import Accept, Listener, Node, Transport, local
 from shard.transport.meeting import Door, Greeting, identity_of, meet
 from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
 
 KIND = 2  # in the handshake
-LISTEN_BACKLOG = 256
-
-
-def boot_id() -> str:
-    """Of this machine since it started, and of the network namespace that Unix sockets are looked up in."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
 
 
 class ShmListener(Listener):
@@ -43,7 +33,7 @@ class ShmListener(Listener):
         self._door = Door(sock, node, KIND, reactor, self._greeted)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
-        pid = struct.unpack("3i", greeting.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        pid, _ = local.credentials(greeting.sock)
         if len(fds) != 1:
             raise RemoteProtocolError("the peer handed over no segment")
         segment = Segment.attach(fds[0])
@@ -75,48 +65,26 @@ class ShmTransport(Transport):
         return None
 
     def cannot_reach(self, address: str) -> str | None:
-        host, uid, _ = self._parts(address)
-        if host != boot_id():
-            return "another host or network namespace"
-        if uid != str(os.getuid()):
-            return f"another user ({uid})"
-        return self.refusal()
-
-    @staticmethod
-    def _parts(address: str) -> list[str]:
-        parts = address.removeprefix("shm://").split("/")
-        if len(parts) != 3:
-            raise UnreachableError(f"{address!r} is no shm address: shm://host/uid/token expected")
-        return parts
+        return local.cannot_reach(address) or self.refusal()
 
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> ShmListener:
         """`address` is "shm://": the rest is chosen here, and not to be guessed."""
         memory_order.require_store_order()
-        token = secrets.token_hex(16)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        sock.bind(f"\0prpc.{token}")
-        sock.listen(LISTEN_BACKLOG)
-        full = f"shm://{boot_id()}/{os.getuid()}/{token}"
+        sock, full = local.listen(self.scheme)
         return ShmListener(sock, full, self._node, self._slab, reactor, accept)
 
     def connect(self, address: str, timeout_s: float) -> ShmConnection:
         refusal = self.cannot_reach(address)
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through shared memory: {refusal}")
-        token = self._parts(address)[2]
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        segment = make_rings(self._node.limits.ring_bytes)
         try:
-            segment = make_rings(self._node.limits.ring_bytes)
+            sock = local.dial(address, timeout_s)
         except BaseException:
-            sock.close()
+            segment.close()
             raise
         try:
-            sock.settimeout(timeout_s)
-            sock.connect(f"\0prpc.{token}")
-            pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid != os.getuid():
-                # A user namespace of its own, most likely: both say the same number, and are two users.
-                raise UnreachableError(f"process {pid} at {address} belongs to user {uid}, this one to {os.getuid()}")
+            pid, _ = local.credentials(sock)
             exchange = meet(sock, address, self._node, KIND, timeout_s, lambda proof: _send_with_segment(sock, proof, segment))
             connection = connection_over(sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab)
         except OSError as error:

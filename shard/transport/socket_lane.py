@@ -35,7 +35,7 @@ from shard.reactor import WARM_TURNS, Reactor
 from shard.slab import Slab
 from shard.transport import Buffer, Connection, Node, Traffic
 from shard.transport.checked import CheckedSocket
-from shard.transport.silence import Silence, keep_alive, why_lost
+from shard.transport.silence import why_lost
 from shard.transport.tls import RECORD_BYTES, TlsSocket
 
 _pack_header = HEADER.pack
@@ -55,8 +55,6 @@ BUFFERS_MAX = 1024
 class SocketLane(Connection[list[memoryview]]):
     """One stream socket, past its handshake, which it owns."""
 
-    transport = "tcp"
-
     def __init__(self, sock: socket.socket, peer: str, node: Node, slab: Slab, is_bulk: bool = False) -> None:
         super().__init__(peer, node.limits)
         self._sock = sock
@@ -69,11 +67,8 @@ class SocketLane(Connection[list[memoryview]]):
         self._front, self._first_word = decoder.front, decoder.first_word
         self._watched = select.EPOLLIN
         self.peer_hung_up = False
-        self._silence = Silence(node.limits.peer_silent_s)
         self._bytes_sent = self._bytes_received = 0
         self._short_bytes_max = SHORT_BYTES_MAX
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(sock, node.limits.peer_silent_s)
         sock.setblocking(False)
 
     def _allocate(self, size: int) -> NDArray[np.uint8]:
@@ -301,10 +296,6 @@ class SocketLane(Connection[list[memoryview]]):
     def _go_on_reading(self) -> None:
         if self.error is None and not self.peer_hung_up:
             self._on_ready(select.EPOLLIN)
-
-    def is_silent(self, now: float) -> bool:
-        """Whether the peer owes an answer for too long; to be asked LOOKS_PER_BOUND times in the bound. Raises OSError."""
-        return self._silence.look(self._sock, now)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 

@@ -1,114 +1,39 @@
-"""Messages over TCP: a connection is a few sockets, so that a small message never waits behind a large one.
+"""Messages over TCP: lanes as of any stream socket (laned_connection.py), and a look at whether the peer's host is still there.
 
-    lane        socket   carries
-    small       0        messages of less than BULK_BYTES_MIN, in the order sent
-    bulk 1..n   1..n     the others, each over the lane where least waits; in the order sent on each
-
-How the sockets of one connection find each other is in lanes.py; what one of them does in socket_lane.py. The lanes share one
-fate: what ends one ends the connection with the same error.
-
-    event                                   what follows
-    a lane breaks: reset, a bad frame       all lanes are closed at once
-    the peer hangs up on one lane           we hang up on all of them, and the others are read to their ends, since what was sent
-                                            before is there to be read; the last end closes the connection, or
-                                            limits.peer_silent_s after the first
-    this side closes                        all lanes are closed
-    silence.py finds the peer silent        all lanes are closed
+event                                   what follows
+silence.py finds the peer silent        all lanes are closed
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any
 
-from numpy.typing import NDArray
-
-from shard.errors import PeerLostError, ShardError
+from shard.errors import PeerLostError
 from shard.reactor import Reactor
 from shard.slab import Slab
 from shard.timers import Timer
-from shard.transport import Blocks, Buffer, Node, Traffic
-from shard.transport.silence import LOOKS_PER_BOUND, silence_text
-from shard.transport.socket_lane import SocketLane
-
-# From here on a message leaves over a bulk lane. At 10 Gbit/s so many bytes take 0.2 ms, which is what a small message behind
-# them would wait at most; each that is larger pays some 10 us for waking up the peer at another socket.
-BULK_BYTES_MIN = 256 << 10
+from shard.transport import Node
+from shard.transport.laned_connection import LanedConnection
+from shard.transport.silence import LOOKS_PER_BOUND, Silence, keep_alive, silence_text
 
 
-class BulkLane(SocketLane):
-    """A lane beside the first. Owned by its TcpConnection, which gets what comes in and how it ends."""
+class TcpConnection(LanedConnection):
+    """One peer."""
 
-    def __init__(self, sock: socket.socket, owner: TcpConnection, node: Node, slab: Slab) -> None:
-        super().__init__(sock, owner.peer, node, slab, is_bulk=True)
-        self._owner = owner
-        self.on_message = self._deliver
-        self.on_close = self._ended_by
-
-    def _deliver(self, body: memoryview, blocks: Blocks = ()) -> None:
-        self._owner.on_message(body, blocks)
-
-    def _ended_by(self, lane: object, error: ShardError) -> None:
-        self._owner.close(error)
-
-    def _hung_up(self) -> None:
-        self._owner.lane_hung_up(self)
-
-    def waiting(self) -> tuple[int, int]:
-        return self._owner.waiting()
-
-    def bytes_ahead(self) -> int:
-        """What a message given to this lane now would wait for."""
-        return self._outbox_bytes + sum(len(part) for part in self._partial)
-
-
-class TcpConnection(SocketLane):
-    """One peer: this is the small lane itself, and owns the bulk lanes."""
+    transport = "tcp"
 
     def __init__(self, socks: Sequence[socket.socket], peer: str, node: Node, slab: Slab) -> None:
-        super().__init__(socks[0], peer, node, slab)
-        self._bulk = tuple(BulkLane(sock, self, node, slab) for sock in socks[1:])
-        if self._bulk:
-            self.bulk_bytes_min = BULK_BYTES_MIN
-        self._lanes: tuple[SocketLane, ...] = (self, *self._bulk)
-        self._look: Timer | None = None  # at how silent the peer is
-        self._rest: Timer | None = None  # for the other lanes to end, once one has
-
-    # -- sending -------------------------------------------------------------------------------------------------------
-
-    def send_long(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> None:
-        if self._bulk and len(body) + sum(block.nbytes for block in blocks) >= BULK_BYTES_MIN:
-            lane = self._bulk[0] if len(self._bulk) == 1 else min(self._bulk, key=BulkLane.bytes_ahead)
-            lane.send(body, blocks, stable)
-        else:
-            super().send_long(body, blocks, stable)
-
-    def send_everywhere(self, body: Buffer) -> None:
-        for lane in self._lanes:
-            lane.send(body)
-
-    def waiting(self) -> tuple[int, int]:
-        messages, nbytes = super().waiting()
-        for lane in self._bulk:
-            messages += len(lane._outbox)
-            nbytes += lane._outbox_bytes
-        return messages, nbytes
-
-    def own_outbox(self) -> None:
-        super().own_outbox()
-        for lane in self._bulk:
-            lane.own_outbox()
-
-    def traffic(self) -> Traffic:
-        return sum((lane.traffic() for lane in self._bulk), super().traffic())
-
-    # -- life ----------------------------------------------------------------------------------------------------------
+        super().__init__(socks, peer, node, slab)
+        bound_s = node.limits.peer_silent_s
+        for sock in socks:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock, bound_s)
+        self._silences = [(sock, Silence(bound_s)) for sock in socks]
+        self._look: Timer | None = None
 
     def attach(self, reactor: Reactor) -> None:
         super().attach(reactor)
-        for lane in self._bulk:
-            lane.attach(reactor)
         self._look_later(reactor)
 
     def _look_later(self, reactor: Reactor) -> None:
@@ -117,7 +42,7 @@ class TcpConnection(SocketLane):
     def _look_at_silence(self, reactor: Reactor) -> None:
         now = reactor.clock()
         try:
-            is_silent = any(lane.is_silent(now) for lane in self._lanes)
+            is_silent = any(silence.look(sock, now) for sock, silence in self._silences)
         except OSError as error:
             self.close(PeerLostError(f"{self.peer} was lost: {self._why(error)}"))
             return
@@ -126,28 +51,7 @@ class TcpConnection(SocketLane):
         else:
             self._look_later(reactor)
 
-    def _hung_up(self) -> None:
-        self.lane_hung_up(self)
-
-    def lane_hung_up(self, lane: SocketLane) -> None:
-        """The peer hung up on this lane, and all it sent over it was delivered."""
-        lane.stop_reading()
-        for one in self._lanes:
-            one.hang_up()
-        if all(one.peer_hung_up for one in self._lanes):
-            self.close(PeerLostError(f"{self.peer} hung up"))
-        elif self._rest is None:
-            reactor = self.reactor
-            assert reactor is not None
-            # It ends when it sees that we hung up, if it has not already: this is for one that is gone.
-            text = f"{self.peer} hung up on one of {len(self._lanes)} lanes, and left others open"
-            self._rest = reactor.call_later(self.limits.peer_silent_s, lambda: self.close(PeerLostError(text)))
-
     def _end(self) -> None:
         super()._end()
-        for timer in (self._look, self._rest):
-            if timer is not None:
-                timer.cancel()
-        for lane in self._bulk:
-            lane.close(self.error)
-            self.unsent += lane.unsent
+        if self._look is not None:
+            self._look.cancel()

@@ -2,9 +2,10 @@
 
 the server has its own                  they talk over
 /dev/shm                                shared memory: segments are handed over as descriptors
-/dev/shm without room                   tcp
+/dev/shm without room                   Unix sockets
 process and mount namespaces            shared memory
 network namespace                       tcp
+a ban on shared memory                  Unix sockets, whatever else but the network it has of its own
 """
 
 from __future__ import annotations
@@ -59,6 +60,18 @@ def test_containers_of_one_network_share_memory_whatever_else_they_have_of_their
     assert way.startswith("shm to shm://"), way
 
 
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_containers_of_one_network_that_may_not_share_memory_talk_over_unix_sockets(container: str) -> None:
+    with (
+        Master(secret=SECRET) as master,
+        Serving(["env", "PRPC_TRANSPORTS=unix,tcp", *CONTAINERS[container]], 1, master.address),
+        RpcService(master.address, secret=SECRET) as service,
+    ):
+        way = way_of_calls(service)
+    assert way.startswith("unix to unix://process "), way
+    assert "; shm: not offered by tcp://" in way
+
+
 @pytest.fixture
 def network() -> Iterator[Network]:
     with network_or_skip(2) as made:
@@ -74,4 +87,4 @@ def test_containers_of_different_networks_talk_over_tcp_and_say_why(network: Net
     ):
         way = way_of_calls(service)
     assert way.startswith(f"tcp to tcp://{network.address(2)}:")
-    assert way.endswith("; shm: another host or network namespace")
+    assert way.endswith("; shm: another host or network namespace; unix: another host or network namespace")

@@ -9,8 +9,8 @@ from prpc_engine.allow import AllowList, Rule
 from tests.prpc_engine.handlers import Plain
 
 
-@pytest.mark.parametrize(("transport", "lets"), [("tcp", False), ("shm", True)])
-def test_the_same_user_is_known_over_shared_memory_only(transport: str, lets: bool) -> None:
+@pytest.mark.parametrize(("transport", "lets"), [("tcp", False), ("unix", True), ("shm", True)])
+def test_the_same_user_is_known_within_a_host_only(transport: str, lets: bool) -> None:
     allow = AllowList([Rule("plain", ("user:same",))])
     with (
         Master() as master,

@@ -28,10 +28,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transports_are_those_asked_for_in_that_order_or_all() -> None:
-    assert transports_from(None) == TRANSPORTS == ("shm", "tcp")
+    assert transports_from(None) == TRANSPORTS == ("shm", "unix", "tcp")
     assert transports_from(["tcp", "shm"]) == ("tcp", "shm")
     for wanted in ([], ["udp"], ["tcp", "udp"], ["tcp", "tcp"], "tcp"):
-        with pytest.raises(ConfigError, match=r"^transports=.*: allowed are shm, tcp, at least one, each once"):
+        with pytest.raises(ConfigError, match=r"^transports=.*: allowed are shm, unix, tcp, at least one, each once"):
             transports_from(wanted)
 
 
@@ -41,7 +41,7 @@ def test_transports_that_are_not_asked_for_come_from_the_environment(monkeypatch
     assert transports_from(["shm"]) == ("shm",)
     for text in ("", "tcp,", "tcp;shm", "udp"):
         monkeypatch.setenv("PRPC_TRANSPORTS", text)
-        with pytest.raises(ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, tcp"):
+        with pytest.raises(ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, unix, tcp"):
             transports_from(None)
 
 

@@ -56,7 +56,7 @@ def in_flight(service: RpcService, count: int) -> bool:
 
 @pytest.mark.parametrize("end", ["here", "there"])
 @pytest.mark.parametrize("who_connected", ["we", "they"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_a_connection_that_breaks_ends_its_own_calls_and_both_sides_go_on_over_a_new_one(
     master: Master, transport: str, who_connected: str, end: str
 ) -> None:

@@ -34,7 +34,7 @@ def master() -> Iterator[Master]:
 
 
 @contextlib.contextmanager
-def world(master: Master, server: str = "shm,tcp", **settings: object) -> Iterator[tuple[RpcService, RpcClient]]:
+def world(master: Master, server: str = "shm,unix,tcp", **settings: object) -> Iterator[tuple[RpcService, RpcClient]]:
     """A server in another process that offers those transports, and a client of it."""
     with (
         ServerProcess(master.address, "test", server),
@@ -106,9 +106,12 @@ def test_only_nodes_that_are_connected_are_told_of(master: Master) -> None:
 @pytest.mark.parametrize(
     ("server", "client", "taken", "refusals"),
     [
-        ("shm,tcp", ["tcp", "shm"], "tcp", []),
-        ("shm,tcp", ["tcp"], "tcp", []),
-        ("tcp", None, "tcp", [("shm", "not offered by tcp://", False)]),
+        ("shm,unix,tcp", ["tcp", "unix", "shm"], "tcp", []),
+        ("shm,unix,tcp", ["unix", "tcp"], "unix", []),
+        ("shm,unix,tcp", ["tcp"], "tcp", []),
+        ("unix,tcp", None, "unix", [("shm", "not offered by tcp://", False)]),
+        ("shm,tcp", ["unix", "tcp"], "tcp", [("unix", "not offered by tcp://", False)]),
+        ("tcp", None, "tcp", [("shm", "not offered by tcp://", False), ("unix", "not offered by tcp://", False)]),
     ],
 )
 def test_either_side_orders_and_forbids(
@@ -134,27 +137,28 @@ def test_the_environment_chooses_where_the_program_does_not(master: Master, monk
         client.call("echo", 1)
         assert choice_of(service).transport == "tcp"
     monkeypatch.setenv("PRPC_TRANSPORTS", "infiniband")
-    with pytest.raises(ConfigError, match="PRPC_TRANSPORTS='infiniband': allowed are shm, tcp"):
+    with pytest.raises(ConfigError, match="PRPC_TRANSPORTS='infiniband': allowed are shm, unix, tcp"):
         RpcService(master=master.address)
 
 
 # -- what fails while connecting ---------------------------------------------------------------------------------------
 
 
-def test_without_room_for_rings_tcp_is_taken_at_once_and_the_log_warns_once(
+def test_without_room_for_rings_unix_is_taken_at_once_and_the_log_warns_once(
     master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shm, "make_rings", no_room)
     with world(master) as (service, client):
         client.call("echo", 1)
         choice = choice_of(service)
+        assert choice.transport == "unix"
         assert [str(refusal) for refusal in choice.refusals] == ["shm: /dev/shm has no room"]
         peer_of(service).connection.close()
         client.call("echo", 2)
     assert lines(caplog) == [("WARNING", f"server 0 of 'test' (rank 0): {choice}")]
 
 
-def test_a_peer_that_cannot_attach_the_segment_is_reached_over_tcp(master: Master) -> None:
+def test_a_peer_that_cannot_attach_the_segment_is_reached_over_unix(master: Master) -> None:
     """It has no descriptor left for the mapping, or is not let."""
     script = f"""
 from prpc_engine import RpcService
@@ -175,14 +179,14 @@ with RpcService({master.address!r}) as service:
     ):
         assert service.create_client("test", timeout_s=PATIENCE_S).call("one") == 1
         choice = choice_of(service)
-        assert choice.transport == "tcp"
+        assert choice.transport == "unix"
         (refusal,) = choice.refusals
         assert refusal.failed
         assert "hung up during the handshake" in refusal.reason
         server.communicate(b"\n", PATIENCE_S)
 
 
-def test_a_dev_shm_that_is_taken_away_before_they_connect_is_told_and_tcp_is_taken() -> None:
+def test_a_dev_shm_that_is_taken_away_before_they_connect_is_told_and_unix_is_taken() -> None:
     run_with_own_shm(
         "size=16m",
         """
@@ -196,7 +200,7 @@ if __name__ == "__main__":
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm"], check=True)
         assert client.call("double", 4) == 8
         (way,) = [way for way in two.transports.values() if "shm" in way]
-        assert way.startswith("tcp to ") and "shm: /dev/shm has no room" in way, way
+        assert way.startswith("unix to ") and "shm: /dev/shm has no room" in way, way
 """,
     )
 
@@ -219,20 +223,21 @@ def break_it(service: RpcService) -> None:
     wait_until(lambda: peer.lost, "the loss")
 
 
-def test_a_broken_path_is_tried_again_until_it_has_broken_too_often_then_calls_go_over_tcp(
-    master: Master, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("first", "second"), [("shm", "unix"), ("unix", "tcp")])
+def test_a_broken_path_is_tried_again_until_it_has_broken_too_often_then_calls_go_over_the_next(
+    master: Master, caplog: pytest.LogCaptureFixture, first: str, second: str
 ) -> None:
     caplog.set_level(logging.INFO, "prpc")
-    with world(master) as (service, client):
+    with world(master, transports=[first, second]) as (service, client):
         for number in range(FAILURES_MAX):
             assert client.call("echo", number) == number
-            assert choice_of(service).transport == "shm"
+            assert choice_of(service).transport == first
             break_it(service)
-        assert client.call("echo", "over tcp") == "over tcp"
+        assert client.call("echo", "over the next") == "over the next"
         choice = choice_of(service)
-        assert choice.transport == "tcp"
+        assert choice.transport == second
         (refusal,) = choice.refusals
-        assert str(refusal).startswith(f"shm: failed {FAILURES_MAX} times in a row, tried again in 30 s: shm://process")
+        assert str(refusal).startswith(f"{first}: failed {FAILURES_MAX} times in a row, tried again in 30 s: ")
     assert [level for level, _ in lines(caplog)] == ["INFO", "WARNING"], "one when it changes"
 
 
@@ -253,7 +258,7 @@ def test_when_its_rest_is_over_calls_come_back_to_the_preferred_path(master: Mas
             client.call("echo", 1)
             break_it(service)
         wait_until(lambda: client.call("echo", 2) == 2 and goes_over(service, "shm"), "shared memory again")
-        wait_until(lambda: not service._node._left, "the end of the connection over tcp")
+        wait_until(lambda: not service._node._left, "the end of the connection over unix")
 
 
 @pytest.mark.usefixtures("_short_rests")
@@ -262,7 +267,7 @@ def test_a_connection_that_is_left_ends_no_call(master: Master, monkeypatch: pyt
         with monkeypatch.context() as patched:
             patched.setattr(shm, "make_rings", no_room)
             nap = client.submit("nap", 3600.0, timeout_s=None)
-            wait_until(lambda: goes_over(service, "tcp"), "tcp")
+            wait_until(lambda: goes_over(service, "unix"), "unix")
         wait_until(lambda: client.call("echo", 1) == 1 and goes_over(service, "shm"), "shared memory")
         assert not nap.done()
         (left,) = service._node._left
@@ -279,7 +284,7 @@ def test_where_nothing_else_connects_a_path_that_should_rest_is_tried_all_the_sa
         assert client.call("echo", "still") == "still"
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_calls_that_wait_for_room_when_the_path_breaks_go_over_the_next_and_run_once(
     master: Master, tmp_path: Path, transport: str
 ) -> None:
@@ -354,7 +359,7 @@ with RpcService({master.address!r}) as service:
         assert server.stdout.readline() == b"ready\n"
         assert service.create_client("test", timeout_s=PATIENCE_S).call("one") == 1
         choice = choice_of(service)
-        assert str(choice).endswith("; shm: another user (65534)")
+        assert str(choice).endswith("; shm: another user (65534); unix: another user (65534)")
         assert not choice.failed
         server.communicate(b"\n", PATIENCE_S)
 
@@ -362,7 +367,7 @@ with RpcService({master.address!r}) as service:
 def test_a_user_of_the_same_number_in_another_namespace_is_not_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are user 4711 by their own account; the kernel knows better."""
     world = ShmWorld(shm.ShmTransport, "shm://")
-    monkeypatch.setattr(shm.os, "getuid", lambda: 4711)
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
     address = re.sub(r"/\d+/", "/4711/", world.listener.address)
     assert world.transports[1].cannot_reach(address) is None
     with pytest.raises(UnreachableError, match=r"process \d+ at shm://.* belongs to user \d+, this one to 4711"):

@@ -26,9 +26,10 @@ from shard import (
     UnreachableError,
 )
 from shard.handshake import ONLY_LANE, TOKEN_BYTES, Lane
+from shard.transport.laned_connection import BULK_BYTES_MIN
 from shard.transport.meeting import meet
 from shard.transport.tcp import KIND, TcpListener, parse_address
-from shard.transport.tcp_connection import BULK_BYTES_MIN, TcpConnection
+from shard.transport.tcp_connection import TcpConnection
 from tests.transport_contract import LIMITS, PATIENCE_S, World
 
 BULK = np.zeros(20_000_000, np.uint8)  # more than the buffers of two sockets hold

@@ -32,11 +32,12 @@ TIMEOUT_S = 5.0  # for one address to connect, and for one answer
 
 
 def peer_address(text: str) -> str:
-    """The address of a node as transports have it, of what a user wrote: host:port, tcp://host:port or shm://... Raises
-    ConfigError."""
-    if text.startswith("shm://"):
-        if text.count("/") != 4:
-            raise errors.ConfigError(f"{text!r} is no address: shm://host/uid/token expected")
+    """The address of a node as transports have it, of what a user wrote: host:port, tcp://host:port, shm://... or unix://...
+    Raises ConfigError."""
+    scheme, found, rest = text.partition("://")
+    if found and scheme in ("shm", "unix"):
+        if rest.count("/") != 2:
+            raise errors.ConfigError(f"{text!r} is no address: {scheme}://host/uid/token expected")
         return text
     return f"tcp://{Address.parse(text.removeprefix('tcp://'))}"
 

@@ -41,10 +41,11 @@ def found(address: str, code: int = 0, **env: str) -> dict[str, str]:
 
 def test_a_service_is_reached_by_shared_memory_and_by_tcp_too(service: RpcService) -> None:
     report = found(service.address)
-    assert list(report) == ["peer", "its version", "its clock", "path shm", "path tcp"]
+    assert list(report) == ["peer", "its version", "its clock", "path shm", "path unix", "path tcp"]
     assert re.fullmatch(rf"ok: {service.address}: process \d+ of this host; serves test", report["peer"])
     assert re.fullmatch(r"ok: [\d.]+ ms (ahead of|behind) ours, give or take [\d.]+ ms", report["its clock"])
     assert re.fullmatch(r"ok: taken: shm://process \d+, round trip \d+ us", report["path shm"])
+    assert re.fullmatch(r"ok: works, not taken: shm is preferred; unix://process \d+, round trip \d+ us", report["path unix"])
     assert re.fullmatch(
         rf"ok: works, not taken: shm is preferred; tcp://{service.address}, round trip \d+ us", report["path tcp"]
     )
@@ -57,9 +58,10 @@ def test_the_order_and_what_is_forbidden_are_those_of_a_client_here(service: Rpc
     assert found(service.address, PRPC_TRANSPORTS="tcp")["path shm"] == "ok: forbidden here by PRPC_TRANSPORTS"
 
 
-def test_a_shm_address_is_asked_over_shared_memory(service: RpcService) -> None:
-    (address,) = [one for one in service._node.addresses if one.startswith("shm://")]
-    assert found(address)["path shm"].startswith("ok: taken: shm://process ")
+@pytest.mark.parametrize("scheme", ["shm", "unix"])
+def test_an_address_of_this_host_is_asked_over_its_own_transport(service: RpcService, scheme: str) -> None:
+    (address,) = [one for one in service._node.addresses if one.startswith(f"{scheme}://")]
+    assert found(address, PRPC_TRANSPORTS=scheme)[f"path {scheme}"].startswith(f"ok: taken: {scheme}://process ")
 
 
 def test_a_master_is_reached_by_tcp_alone(master: Master) -> None:
@@ -83,10 +85,11 @@ if __name__ == "__main__":
         full = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$0" "$@"']
         ran = subprocess.run([*full, *doctor], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
-        shm, tcp = json.loads(ran.stdout)[-2:]
-        assert (shm["verdict"], tcp["verdict"]) == ("warn", "ok"), ran.stdout
+        shm, unix, tcp = json.loads(ran.stdout)[-3:]
+        assert [path["verdict"] for path in (shm, unix, tcp)] == ["warn", "ok", "ok"], ran.stdout
         assert shm["value"].startswith("failed: /dev/shm has no room"), shm
-        assert tcp["value"].startswith("taken: "), tcp
+        assert unix["value"].startswith("taken: "), unix
+        assert tcp["value"].startswith("works, not taken: unix is preferred; "), tcp
 """,
     )
 
@@ -103,7 +106,7 @@ def test_a_service_that_sends_others_to_every_address_is_bad_and_what_to_do_is_s
 
 
 @pytest.mark.parametrize(
-    "address", ["", "nowhere", "host:http", "host:0", "tcp://host", "shm://host/0", "http://host:80", "a b:1"]
+    "address", ["", "nowhere", "host:http", "host:0", "tcp://host", "shm://host/0", "unix://host/0", "http://host:80", "a b:1"]
 )
 def test_what_is_no_address_is_wrong_usage_and_named(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address: "):
