@@ -174,9 +174,10 @@ class _Display:
     def show(self, state: State) -> None:
         """Draw; raises KeyboardInterrupt when Ctrl-C was pressed."""
         self._interrupt.check()
-        for note in state.notes[self._notes :]:
+        notes = state.notes[self._notes :]
+        self._notes += len(notes)  # not the length by now: another thread may have added one meanwhile
+        for note in notes:
             self._progress.console.print(note)
-        self._notes = len(state.notes)
         now = time.monotonic()
         if now - self._shown < DISPLAY_EVERY_S and state.phase == self._phase:
             return
