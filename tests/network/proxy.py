@@ -160,8 +160,6 @@ class Proxy:
         self._thread.join()
         for sock in (self._listener, self._wake, self._woken):
             sock.close()
-        for passage in self.passages:
-            passage.end(by_reset=True)
 
     def release(self) -> None:
         """Let all go on that stalls."""
@@ -199,6 +197,8 @@ class Proxy:
                 while self._orders:
                     order, done = self._orders.popleft()
                     if order == "end":
+                        for passage in living:
+                            passage.end(by_reset=True)
                         done.set()
                         return
                     for passage in living:
