@@ -10,7 +10,6 @@ A handler gives the answer, or a Future of it.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,7 +33,8 @@ class Mailroom:
         self._name, self._reactor = name, reactor
         self._guard = threading.Lock()
         self.handlers: dict[str, dict[int, Handler]] = {KV: {}, SIMPLE: {}}  # by kind, app id
-        self.early: dict[tuple[str, int], deque[tuple[Future, tuple[Any, ...]]]] = {}
+        self.early: dict[tuple[str, int], dict[int, tuple[Future, tuple[Any, ...]]]] = {}  # by numbers, which grow
+        self._early_number = 0
         self.early_messages = self._early_bytes = 0
 
     def add_handler(self, kind: str, app_id: int, handler: Handler) -> None:
@@ -66,23 +66,23 @@ class Mailroom:
         answer = Future()
         self.early_messages += 1
         self._early_bytes += nbytes
-        answer.add_done_callback(partial(self._count_out, nbytes))
-        self.early.setdefault(key, deque()).append((answer, message))
+        self._early_number += 1
+        self.early.setdefault(key, {})[self._early_number] = answer, message
+        answer.add_done_callback(partial(self._count_out, key, self._early_number, nbytes))
         return answer
 
-    def _count_out(self, nbytes: int, answer: Future) -> None:
+    def _count_out(self, key: tuple[str, int], number: int, nbytes: int, answer: Future) -> None:
+        self.early.get(key, {}).pop(number, None)  # given up by its sender: it keeps nothing here
         self.early_messages -= 1
         self._early_bytes -= nbytes
 
     def _handle_early(self, kind: str, app_id: int) -> None:
         """In the reactor's thread; what comes meanwhile waits behind."""
         key = kind, app_id
-        waiting = self.early.get(key, deque())
+        waiting = self.early.get(key, {})
         handler = self.handlers[kind].get(app_id)
         while waiting and handler is not None:
-            answer, message = waiting.popleft()
-            if answer.finished:
-                continue  # given up by its sender
+            answer, message = waiting.pop(next(iter(waiting)))
             try:
                 follow(answer, handler(*message))
             except Exception as error:

@@ -50,6 +50,16 @@ def test_what_will_not_be_saved_as_it_was_fails_and_later_pushes_wait_for_a_save
     assert not two.done()
 
 
+def test_a_push_that_its_caller_gives_up_waits_no_longer() -> None:
+    durable = Durable()
+    given_up, kept = durable.wait(1), durable.wait(2)
+    given_up.cancel()
+    assert len(durable) == 1
+    durable.cut("a")
+    durable.committed("a")
+    assert kept.result() == 2 and len(durable) == 0
+
+
 def test_saves_that_nobody_commits_are_forgotten() -> None:
     durable = Durable()
     one = durable.wait(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from prpc_engine.errors import Backpressure, BadArguments, ConfigError
 from prpc_engine.kv import pslite
 from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids, wire
 from prpc_engine.kv.pslite.environment import Settings
+from prpc_engine.kv.pslite.mailroom import KV, Mailroom
 from prpc_engine.kv.pslite.meetings import Meetings
 from prpc_engine.kv.pslite.outbox import ALONE_MAX, TOGETHER_BYTES_MAX, TOGETHER_MAX, Outbox
 from prpc_engine.kv.pslite.pairs import check_keys, check_layout, check_vals
@@ -413,3 +415,13 @@ def test_a_bad_variable_is_named_with_what_is_allowed(change: dict[str, str], sa
     with pytest.raises(ConfigError) as caught:
         Settings.from_environment({**JOB, **change})
     assert said in str(caught.value)
+
+
+def test_an_early_message_that_its_sender_gives_up_is_kept_no_longer() -> None:
+    room = Mailroom("node", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
+    given_up, kept = room.take(KV, 0, (1,)), room.take(KV, 0, (2,))
+    given_up.cancel()
+    assert room.early_messages == 1 and len(room.early[KV, 0]) == 1
+    handled: list[int] = []
+    room.add_handler(KV, 0, handled.append)
+    assert handled == [2] and kept.done() and not room.early and room.early_messages == 0
