@@ -19,6 +19,7 @@ import tensorflow as tf
 from prpc_engine.demo.data import FIELDS, NUMERIC, load_flights
 from prpc_engine.demo.model import auc
 
+START_S_MAX = 300  # for worker 0 to make the variables
 v1 = tf.compat.v1
 columns = v1.feature_column
 
@@ -89,7 +90,10 @@ def main():
     if index:
         uninitialized = v1.report_uninitialized_variables()
         with v1.Session(server.target, config=only) as session:
+            until = time.monotonic() + START_S_MAX
             while session.run(uninitialized).size:  # of which MonitoredTrainingSession would take a look every 30 s
+                if time.monotonic() > until:
+                    raise SystemExit(f"worker {index}: worker 0 has initialized nothing within {START_S_MAX} s")
                 time.sleep(0.1)
     hooks = [v1.train.StopAtStepHook(last_step=args.steps)]
     with v1.train.MonitoredTrainingSession(server.target, is_chief=index == 0, hooks=hooks, config=only) as session:

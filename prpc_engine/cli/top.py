@@ -20,13 +20,12 @@ from prpc_engine import cli, errors
 from prpc_engine.about import ABOUT_ROUTE, STATISTICS
 from prpc_engine.address import Address
 from prpc_engine.cli.top_table import HEADINGS, Answer, Row, cells, rows
-from prpc_engine.config import limits_from, secret_from, transports_from
+from prpc_engine.cli.visitor import visiting_node
+from prpc_engine.config import secret_from, transports_from
 from prpc_engine.master.client import MasterClient
-from prpc_engine.master.master import close_in_reactor
 from prpc_engine.master.namespace import DEFAULT_ROOT
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
-from shard import Driver, Slab
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,7 +74,7 @@ def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None,
     secret = secret_from(None, args.secret_file)
     with (
         MasterClient(address, args.root, secret, label="prpc top") as master,
-        _client(secret) as node,
+        visiting_node("prpc-top", transports_from(None), secret) as node,
         ThreadPoolExecutor(ASKED_AT_ONCE_MAX, "prpc-top") as pool,
     ):
 
@@ -90,21 +89,6 @@ def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None,
             if args.once:
                 return
             then, before = now, answers
-
-
-@contextlib.contextmanager
-def _client(secret: bytes) -> Iterator[Node]:
-    """A node that nobody calls."""
-    driver, slab = Driver(False, "prpc-top"), Slab()
-    try:
-        node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports_from(None), "127.0.0.1", 0)
-        try:
-            yield node
-        finally:
-            close_in_reactor(driver, node)
-    finally:
-        driver.close()
-        slab.close()
 
 
 def _processes(master: MasterClient) -> list[Answer]:

@@ -6,7 +6,6 @@ first of its transports that connects to one of those.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Iterator
@@ -16,15 +15,13 @@ from prpc_engine import errors
 from prpc_engine.about import ABOUT, ABOUT_ROUTE, PING
 from prpc_engine.address import Address
 from prpc_engine.cli.checks.finding import Finding
-from prpc_engine.config import TRANSPORTS, limits_from, transports_from
-from prpc_engine.master.master import close_in_reactor
+from prpc_engine.cli.visitor import visiting_node
+from prpc_engine.config import TRANSPORTS, transports_from
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
-from prpc_engine.node import Node
 from prpc_engine.paths import Refusal
 from prpc_engine.peer import Peer
 from prpc_engine.release import VERSION
-from shard import Driver, Slab
 
 PINGS = 200
 CLOCK_S_MAX = 1.0  # leases and deadlines go by each node's own clock: this is for who reads two logs side by side
@@ -42,21 +39,6 @@ def peer_address(text: str) -> str:
     return f"tcp://{Address.parse(text.removeprefix('tcp://'))}"
 
 
-@contextlib.contextmanager
-def _client(transports: tuple[str, ...], secret: bytes) -> Iterator[Node]:
-    """A node that nobody calls."""
-    driver, slab = Driver(False, "prpc-doctor"), Slab()
-    try:
-        node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports, "127.0.0.1", 0)
-        try:
-            yield node
-        finally:
-            close_in_reactor(driver, node)
-    finally:
-        driver.close()
-        slab.close()
-
-
 def _ask(peer: Peer, method: str) -> Any:
     return peer.request(ABOUT_ROUTE, method, method_key(method), (), TIMEOUT_S, False).result()
 
@@ -67,7 +49,7 @@ def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
     address = peer_address(text)
     scheme = address.partition("://")[0]
     wanted = transports_from(None)
-    with _client((scheme,), secret) as node:
+    with visiting_node("prpc-doctor", (scheme,), secret) as node:
         peer = node.peer_at([address], TIMEOUT_S, text)
         asked_s = time.time()
         about = _ask(peer, ABOUT)
@@ -128,7 +110,7 @@ def _paths(addresses: list[str], wanted: tuple[str, ...], secret: bytes, text: s
             yield Finding(fact, "forbidden here by PRPC_TRANSPORTS")
             continue
         try:
-            with _client((name,), secret) as node:
+            with visiting_node("prpc-doctor", (name,), secret) as node:
                 peer = node.peer_at(addresses, TIMEOUT_S, text)
                 value = f"{peer.connection.peer}, round trip {_round_trip_us(peer):.0f} us"
         except errors.ConfigError as error:  # it does not work in this process

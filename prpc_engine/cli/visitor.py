@@ -1,0 +1,26 @@
+"""A node of a command that looks at others: it calls, and nobody calls it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from prpc_engine.config import limits_from
+from prpc_engine.master.master import close_in_reactor
+from prpc_engine.node import Node
+from shard import Driver, Slab
+
+
+@contextlib.contextmanager
+def visiting_node(name: str, transports: tuple[str, ...], secret: bytes) -> Iterator[Node]:
+    """Closed at the end. `name`: of its thread."""
+    driver, slab = Driver(False, name), Slab()
+    try:
+        node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports, "127.0.0.1", 0)
+        try:
+            yield node
+        finally:
+            close_in_reactor(driver, node)
+    finally:
+        driver.close()
+        slab.close()
