@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from prpc_engine import cli, network
+from tests.pasted import run_pasted
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "grpcpp.md"
@@ -72,16 +73,7 @@ def test_all_names_that_are_taken_are_told(file: str, what: str, section: str) -
 
 
 def test_a_script_prints_what_stands_below_it(tmp_path: Path) -> None:
-    script = tmp_path / "settings.py"
-    script.write_text(PROGRAMS[1])
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env=ENVIRONMENT,
-    )
+    ran = run_pasted(PROGRAMS[1], tmp_path)
     assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", PRINTED[1])
     assert len(PROGRAMS) == len(PRINTED) == 2
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone  # it makes names in /dev/shm, which tests beside it would be blamed for
+
 ROOT = Path(__file__).parent.parent
 
 # Run by a pytest of its own, since each of these must fail.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import select
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,15 @@ import pytest
 import prpc_engine
 import shard
 from prpc_engine import accumulator
+from tests.pasted import ENVIRONMENT, PYTHON, TIMEOUT_S, run_pasted
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "prpc.md"
 TEXT = PAGE.read_text()
-TIMEOUT_S = 60.0
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 PRINTED = re.findall(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 TESTS = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TEXT)
 MEMBERS = sorted(set(re.findall(r"`([A-Z]\w+)\.([a-z]\w+)[`(]", TEXT)))
-COMMAND = [sys.executable, "-W", "error", "-X", "dev"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_the_client_gets_what_the_server_of_the_page_answers(tmp_path: Path) -> None:
@@ -32,14 +28,14 @@ def test_the_client_gets_what_the_server_of_the_page_answers(tmp_path: Path) -> 
     server.write_text(PROGRAMS[0])
     client.write_text(PROGRAMS[1])
     with subprocess.Popen(
-        [*COMMAND, str(server)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
+        [*PYTHON, str(server)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
     ) as serving:
         try:
             assert serving.stdout is not None
             assert select.select([serving.stdout], [], [], TIMEOUT_S)[0], "the server did not start"
             address = serving.stdout.readline().strip()
             asked = subprocess.run(
-                [*COMMAND, str(client), address],
+                [*PYTHON, str(client), address],
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -56,11 +52,7 @@ def test_the_client_gets_what_the_server_of_the_page_answers(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", range(2, len(PROGRAMS)))
 def test_a_program_prints_what_stands_below_it(number: int, tmp_path: Path) -> None:
-    script = tmp_path / "pasted.py"
-    script.write_text(PROGRAMS[number])
-    ran = subprocess.run(
-        [*COMMAND, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path, env=ENVIRONMENT
-    )
+    ran = run_pasted(PROGRAMS[number], tmp_path)
     assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", PRINTED[number - 1])
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.pasted import run_pasted
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-TIMEOUT_S = 60.0
 
 
 def blocks(language: str) -> list[str]:
@@ -20,17 +18,7 @@ def blocks(language: str) -> list[str]:
 def test_the_code_runs_as_pasted_and_prints_what_stands_below_it(tmp_path: Path) -> None:
     (code,) = blocks("python")
     printed = blocks("text")[0]
-    script = tmp_path / "pasted.py"
-    script.write_text(code)
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    ran = run_pasted(code, tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == printed
 

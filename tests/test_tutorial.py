@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import shard
+from tests.pasted import run_pasted
 
 ROOT = Path(__file__).parent.parent
 TUTORIAL = ROOT / "shard" / "README.md"
 TEXT = TUTORIAL.read_text()
-TIMEOUT_S = 120.0
 PROGRAM = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\nprints\n\n```text\n(?P<printed>.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
@@ -36,17 +33,7 @@ PROGRAMS = programs()
 @pytest.mark.parametrize("heading", PROGRAMS)
 def test_a_program_runs_as_pasted_and_prints_what_stands_below_it(heading: str, tmp_path: Path) -> None:
     code, printed = PROGRAMS[heading]
-    script = tmp_path / "pasted.py"
-    script.write_text(code)
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    ran = run_pasted(code, tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == printed
     assert "Traceback" not in ran.stderr

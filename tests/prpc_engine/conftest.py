@@ -1,4 +1,4 @@
-"""One farm of processes a module, and none of its processes after a test."""
+"""A master a test; one farm of processes a module, and none of its processes after a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from prpc_engine import Master
 from tests.prpc_engine.workloads.farm import Farm
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    with Master() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

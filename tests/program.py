@@ -1,0 +1,93 @@
+"""Programs that a test starts with `python -m`, talks to by lines, and kills.
+
+Each ends when its standard input does, which the death of the test brings about too: none outlives its test.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+ROOT = Path(__file__).parent.parent
+PATIENCE_S = 30.0  # a test that waits longer has failed
+Self = TypeVar("Self", bound="Program")
+
+
+class Program:
+    """One of them. A context manager: it must come to a clean end, unless the test ended it before; a failing test kills it."""
+
+    patience_s = PATIENCE_S
+    end_signal: signal.Signals | None = None  # for programs that do not read their input
+
+    def __init__(self, *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        """`prefix` is a command that runs the rest; `env` goes on top of the test's own environment."""
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            text=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def write_line(self, line: str) -> None:
+        self.stdin.write(line + "\n")
+        self.stdin.flush()
+
+    def read_line(self) -> str:
+        """What it writes next; fails when that takes too long, or when it has ended."""
+        ready, _, _ = select.select([self.stdout], [], [], self.patience_s)
+        line = self.stdout.readline() if ready else ""
+        if not line:
+            self.kill()
+            raise AssertionError(f"{self.process.args!r} said nothing; it ended with {self.process.returncode}")
+        return line.rstrip("\n")
+
+    def kill(self) -> None:
+        """kill -9, and wait for the end."""
+        self.process.kill()
+        self.process.wait(self.patience_s)
+        self._close_pipes()
+
+    def end(self, number: signal.Signals | None = None) -> int:
+        """Tell it to end, by that signal and the end of its input; its exit code. One that was killed before keeps that code."""
+        if number is not None:
+            self.process.send_signal(number)
+        self.stdin.close()
+        try:
+            return self.process.wait(self.patience_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self.stdin.close()
+        self.stdout.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if kind is not None:
+            self.kill()
+        elif self.process.returncode is not None:
+            self._close_pipes()
+        else:
+            code = self.end(self.end_signal)
+            assert code in (0, -signal.SIGKILL), f"{self.process.args!r} ended with {code}"

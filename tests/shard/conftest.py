@@ -1,0 +1,38 @@
+"""One of each of what these tests are about, closed at their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shard import Driver, Reactor, ShardGroup, Slab
+from tests.helpers import ManualClock
+
+
+@pytest.fixture
+def slab() -> Iterator[Slab]:
+    made = Slab()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reactor(clock: ManualClock) -> Iterator[Reactor]:
+    made = Reactor(clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[False, True], ids=["parking", "polling"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    made = Driver(polling=request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def group() -> Iterator[ShardGroup]:
+    """Two shards that stay down once they are down."""
+    with ShardGroup(2, start_method="forkserver") as made:
+        yield made

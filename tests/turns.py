@@ -1,0 +1,44 @@
+"""Which tests run beside others when pytest has several workers (`pytest -n 2`): all, but for those marked `alone`.
+
+    door    held by who waits for the room, or is about to enter it: nobody passes one that waits to be alone
+    room    shared by all tests that run, exclusive for one that runs alone
+
+Both are locks on files that are there anyhow (flock), so that a worker that dies leaves none. Without workers nothing is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOM = Path(__file__)
+DOOR = ROOM.parent
+
+
+@contextlib.contextmanager
+def turn(alone: bool) -> Iterator[None]:
+    """Wait until the test may run; it runs inside."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with _opened(ROOM) as room:
+        with _opened(DOOR) as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # a child may have the descriptor, too
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
