@@ -52,7 +52,7 @@ HELLO = struct.Struct("<4sHBBQ32sBB16s")
 assert HELLO.size == 66  # the table above
 PROOF_BYTES = 32
 TOKEN_BYTES = 16
-LANES_MAX = 9  # one for small messages and Limits.bulk_lanes, of which 8 are allowed
+LANES_MAX = 9  # as many as Limits.connections_per_peer may be
 CHECKED = 1  # of a hello's wishes
 ACCEPTED, REFUSED = b"\x06", b"\x15"
 
@@ -84,13 +84,19 @@ def _check(role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> int:
     return zlib.crc32(role + connector_hello + acceptor_hello)
 
 
+def _check_magic(begin: bytes) -> None:
+    """`begin`: a hello, or its first four bytes at least."""
+    if begin.startswith(TLS_HANDSHAKE):
+        raise RemoteProtocolError(TLS_MISSING_TEXT)
+    if not begin.startswith(MAGIC):
+        began = begin[: len(MAGIC)]
+        raise RemoteProtocolError(f"the peer does not speak this protocol: it began with {began!r}, {MAGIC!r} expected")
+
+
 def _check_hello(hello: bytes, kind: int, lanes_max: int) -> tuple[int, Lane, bool]:
     """The sender's incarnation, which lane it wants, and whether it wishes checksums."""
-    magic, version, their_kind, wishes, incarnation, _, number, count, token = HELLO.unpack(hello)
-    if magic.startswith(TLS_HANDSHAKE):
-        raise RemoteProtocolError(TLS_MISSING_TEXT)
-    if magic != MAGIC:
-        raise RemoteProtocolError(f"the peer does not speak this protocol: it began with {magic!r}, {MAGIC!r} expected")
+    _check_magic(hello)
+    _, version, their_kind, wishes, incarnation, _, number, count, token = HELLO.unpack(hello)
     if version != HANDSHAKE_VERSION:
         raise RemoteProtocolError(
             f"the peer speaks protocol version {version}, this side {HANDSHAKE_VERSION}: install the same release at both sides"
@@ -186,6 +192,11 @@ class Acceptor(Handshake):
         self.wanted = HELLO.size
         self._their_hello = b""
         return b""
+
+    def look(self, begin: bytes) -> None:
+        """Raise RemoteProtocolError when what has come so far begins no hello: nobody need wait for the rest of it."""
+        if not self._their_hello and len(begin) >= len(MAGIC):
+            _check_magic(begin)
 
     def feed(self, data: bytes) -> bytes:
         assert len(data) == self.wanted

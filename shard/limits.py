@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # From, to; of all others any positive number is allowed.
-BOUNDS = {"bulk_lanes": (0, 8), "handshakes_waiting_max": (0, 1 << 20), "peer_silent_s": (0.5, 3600.0)}
+BOUNDS = {"connections_per_peer": (1, 9), "handshakes_waiting_max": (0, 1 << 20), "peer_silent_s": (0.5, 3600.0)}
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Limits:
     handshakes_waiting_max: int = 1024
     # Connections of one listener: far below the usual limit of 1 << 20 descriptors, with a few sockets each.
     connections_max: int = 16384
-    # Sockets beside the one for small messages, of each tcp or unix connection that this side opens: one keeps large messages out
-    # of the way of small ones; more help where one socket does not fill the network. 0: all messages share one socket.
-    bulk_lanes: int = 1
+    # Sockets of a peer that this side reaches over tcp or unix: one for small messages, the rest for large ones, out of their
+    # way. More than two help where one socket does not fill the network. 1: all messages share it, and stay in order.
+    connections_per_peer: int = 2
     # A tcp peer that answers nothing for so long is lost: above the hiccups of a network (a few lost packets in a row take 1 to
     # 3 s), below what a user takes for a hang. Its kernel answers, so how busy it is does not count. While nothing is under way
     # the kernel counts whole seconds: 2 s is the least there.

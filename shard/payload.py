@@ -11,11 +11,14 @@ Bytes end by themselves: whatever follows them is not looked at. Received arrays
 
 from __future__ import annotations
 
+import importlib
+import io
 import marshal
 import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -100,14 +103,27 @@ def pickle_function(function: Callable[..., Any]) -> bytes:
     at_a_prompt = _is_at_a_prompt()
     if pickled and not (at_a_prompt and b"__main__" in pickled):  # a partial of one from there names that, too
         return b"p" + pickled
-    import dill  # 40 ms, and only these need it
-
     try:
-        return b"d" + bytes(dill.dumps(function, recurse=at_a_prompt))
+        return b"d" + _by_value(function, at_a_prompt)
     except Exception as error:
         raise LocalProtocolError(
             f"{function!r} cannot be sent to another shard: {type(error).__name__}: {error}; one at the top of a module can"
         ) from error
+
+
+def _by_value(function: Callable[..., Any], with_globals: bool) -> bytes:
+    import dill  # 40 ms, and only these need it
+
+    class Pickler(dill.Pickler):  # type: ignore[misc]
+        """Modules by name: dill would take along all that they hold, and put it over what they hold in the other process."""
+
+        def reducer_override(self, value: Any) -> Any:
+            is_module = isinstance(value, ModuleType) and value.__name__ != "__main__"
+            return (importlib.import_module, (value.__name__,)) if is_module else NotImplemented
+
+    file = io.BytesIO()
+    Pickler(file, recurse=with_globals).dump(function)
+    return file.getvalue()
 
 
 def unpickle_function(payload: memoryview | bytes) -> Callable[..., Any]:

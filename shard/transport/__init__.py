@@ -168,8 +168,7 @@ class Connection(ABC, Generic[Item]):
 
     @abstractmethod
     def _beginning(self, item: Item) -> Buffer:
-        """The first bytes of the body of a message in the outbox: BEGINNING_BYTES at least, or the whole body; none of one that
-        has left in part."""
+        """The first bytes of the body of a message in the outbox: BEGINNING_BYTES at least, or the whole body."""
 
     def _discard(self, item: Item) -> None:
         """Undo _prepare()."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -21,7 +20,7 @@ from shard.transport import Accept, Listener, Node
 from shard.transport.checked import CheckedSocket
 from shard.transport.laned_connection import LanedConnection
 from shard.transport.lanes import HalfMade
-from shard.transport.meeting import Door, DoorStatistics, Greeting, identity_of, meet
+from shard.transport.meeting import Door, DoorStatistics, Greeting, identity_of, left_s, meet
 from shard.transport.tls import Tls
 
 Made = TypeVar("Made", bound=LanedConnection)
@@ -102,7 +101,7 @@ def connect_lanes(
     checked: bool = False,
 ) -> Made:
     """A connection to `address` until time.monotonic() says `deadline`. Raises as Transport.connect()."""
-    count = 1 + node.limits.bulk_lanes
+    count = node.limits.connections_per_peer
     token = secrets.token_bytes(TOKEN_BYTES) if count > 1 else ONLY_LANE.token
     socks: list[socket.socket] = []
 
@@ -132,8 +131,3 @@ def connect_lanes(
         raise
     connection.peer_incarnation, connection.peer_identity = who
     return connection
-
-
-def left_s(deadline: float) -> float:
-    """How long until then; never 0, which a socket takes for "do not wait"."""
-    return max(0.001, deadline - time.monotonic())

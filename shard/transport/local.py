@@ -10,15 +10,18 @@ Nothing of it is in the file system, and it goes with the process, however that 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
 import struct
+import time
 from pathlib import Path
 
 from shard.errors import ShardError, UnreachableError
 
 LISTEN_BACKLOG = 256
+FULL_PAUSE_S = 0.01  # before another look whether there is room among those: the kernel does not tell
 
 
 def boot_id() -> str:
@@ -58,13 +61,17 @@ def listen(scheme: str) -> tuple[socket.socket, str]:
     return sock, f"{scheme}://{boot_id()}/{os.getuid()}/{token}"
 
 
-def dial(address: str, timeout_s: float) -> socket.socket:
-    """A socket that has connected to a process of our user. Raises UnreachableError."""
+def dial(address: str, deadline: float) -> socket.socket:
+    """A socket that has connected to a process of our user, until time.monotonic() says `deadline`. Raises UnreachableError."""
     token = _parts(address)[2]
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        sock.settimeout(timeout_s)
-        sock.connect(f"\0prpc.{token}")
+        while (failure := sock.connect_ex(f"\0prpc.{token}")) == errno.EAGAIN:
+            if time.monotonic() >= deadline:
+                raise UnreachableError(f"nobody was taken in at {address} in time: {LISTEN_BACKLOG} or so wait there")
+            time.sleep(FULL_PAUSE_S)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
         pid, uid = credentials(sock)
         if uid != os.getuid():
             # A user namespace of its own, most likely: both say the same number, and are two users.

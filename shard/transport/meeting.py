@@ -51,10 +51,10 @@ def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     AuthenticationError when the peer turns out to speak TLS."""
     received = b""
     while len(received) < count:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        sock.settimeout(left_s)
+        sock.settimeout(remaining_s)
         try:
             data = sock.recv(count - len(received))
         except BlockingIOError:  # of TLS: part of a record came
@@ -67,6 +67,11 @@ def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
             raise PeerLostError("the peer hung up during the handshake")
         received += data
     return received
+
+
+def left_s(deadline: float) -> float:
+    """How long until time.monotonic() says so; never 0, which a socket takes for "do not wait"."""
+    return max(0.001, deadline - time.monotonic())
 
 
 def _say(sock: socket.socket, data: bytes) -> None:
@@ -224,6 +229,7 @@ class Greeting:
             raise RemoteProtocolError("hung up during the handshake")
         self._received += data
         if len(self._received) < exchange.wanted:
+            exchange.look(self._received)
             return False
         data, self._received = self._received, b""
         answer = exchange.feed(data)

@@ -24,7 +24,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shard.errors import PeerLostError, RemoteProtocolError
+from shard.errors import PeerLostError, RemoteProtocolError, ShardError
 
 NOTE = struct.Struct("<BBHI")
 assert NOTE.size == 8  # the table above
@@ -105,15 +105,17 @@ class Notes:
     def read(self) -> int:
         """Take in some of what has come; how many bytes, 0 when there is nothing, or will be (`ended`).
 
-        Raises RemoteProtocolError."""
+        Raises RemoteProtocolError, and ShardError when this process has no descriptor left for one that came."""
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, READ_BYTES, FDS_MAX)
+            data, fds, flags, _ = socket.recv_fds(self._socket, READ_BYTES, FDS_MAX)
         except BlockingIOError:
             return 0
         except ConnectionResetError:  # it died with notes of ours unread; its own have been read by now
             self.ended = True
             return 0
         self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise ShardError("a descriptor was handed over here, and this process has none left: raise `ulimit -n`")
         self.ended = not data
         self._received += data
         whole = len(self._received) // NOTE.size * NOTE.size

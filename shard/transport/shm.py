@@ -8,14 +8,15 @@ afterwards.
 from __future__ import annotations
 
 import socket
+import time
 
 from shard import memory_order
-from shard.errors import RemoteProtocolError, ShardError, UnreachableError
+from shard.errors import PeerLostError, RemoteProtocolError, ShardError, UnreachableError
 from shard.reactor import Reactor
 from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport, local
-from shard.transport.meeting import Door, Greeting, identity_of, meet
+from shard.transport.meeting import Door, Greeting, identity_of, left_s, meet
 from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
 
 KIND = 2  # in the handshake
@@ -38,9 +39,14 @@ class ShmListener(Listener):
             raise RemoteProtocolError("the peer handed over no segment")
         segment = Segment.attach(fds[0])
         connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", self._node.limits, self._slab)
+        fds.clear()  # it was the segment's, which is used up
         connection.peer_incarnation = greeting.exchange.peer_incarnation
         connection.peer_identity = greeting.peer_identity
-        greeting.accepted()
+        try:
+            greeting.accepted()
+        except OSError as error:  # it is gone again
+            connection.close(PeerLostError(f"{connection.peer} was lost: {error.strerror}"))
+            raise
         connection.attach(self._reactor)
         self._accept(connection)
 
@@ -77,15 +83,17 @@ class ShmTransport(Transport):
         refusal = self.cannot_reach(address)
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through shared memory: {refusal}")
+        deadline = time.monotonic() + timeout_s
         segment = make_rings(self._node.limits.ring_bytes)
         try:
-            sock = local.dial(address, timeout_s)
+            sock = local.dial(address, deadline)
         except BaseException:
             segment.close()
             raise
         try:
             pid, _ = local.credentials(sock)
-            exchange = meet(sock, address, self._node, KIND, timeout_s, lambda proof: _send_with_segment(sock, proof, segment))
+            left = left_s(deadline)
+            exchange = meet(sock, address, self._node, KIND, left, lambda proof: _send_with_segment(sock, proof, segment))
             connection = connection_over(sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab)
         except OSError as error:
             sock.close()

@@ -385,7 +385,7 @@ class ShmConnection(Connection[Record]):
             try:
                 if not self._consumer.poll(self.on_message, RECORDS_PER_TURN, self._on_tagged):
                     self.close(error)
-            except RemoteProtocolError as broken:
+            except ShardError as broken:
                 self.close(broken)
 
     # -- life ----------------------------------------------------------------------------------------------------------

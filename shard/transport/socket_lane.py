@@ -112,37 +112,44 @@ class SocketLane(Connection[list[memoryview]]):
 
     def send_long(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> None:
         """What does not go the short way."""
-        super().send(body, blocks, stable)
+        if stable or not blocks or not self._sent_at_once(body, blocks):
+            super().send(body, blocks, stable)
+
+    def _sent_at_once(self, body: Buffer, blocks: Sequence[NDArray[Any]]) -> bool:
+        """Write blocks that others may change once we return, and keep a copy of what the kernel does not take, ahead of all
+        else; False, and nothing has left, when others are writing or wait. Raises as send()."""
+        if self.error is not None:
+            raise self._ended()
+        parts = self._parts(body, blocks)
+        if self._outbox or not self._writing.acquire(False):
+            return False
+        try:
+            if self._partial:
+                return False
+            self._partial = [memoryview(bytes(part)) for part in self._send(parts)]
+            if self._partial:
+                self._want_writable()
+        except OSError as error:
+            raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
+        finally:
+            self._writing.release()
+        if self._outbox:
+            self.drain()
+        return True
 
     def _why(self, error: OSError) -> str:
         return why_lost(error, self.limits.peer_silent_s)
 
-    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
+    def _parts(self, body: Buffer, blocks: Sequence[NDArray[Any]]) -> list[memoryview]:
+        """What a message is on the wire. Raises LocalProtocolError."""
         header = encode_header(len(body), [block.nbytes for block in blocks], self.limits)
-        if not blocks:
-            message = header + body
-            return [memoryview(message)], len(message)
-        parts = [memoryview(header + body)]
-        for block in blocks:
-            if block.nbytes:
-                parts.append(block.data)
-        size = sum(map(len, parts))
-        if stable:
-            return parts, size
-        # Nobody else may change what is still to be sent: written at once if the socket takes it all, copied if not.
-        if not self._outbox and self._writing.acquire(False):
-            try:
-                if not self._partial:
-                    # What the socket does not take is ahead of everything else: the first bytes of this message are gone.
-                    self._partial = [memoryview(bytes(part)) for part in self._send(parts)]
-                    if self._partial:
-                        self._want_writable()
-                    return [], 0
-            except OSError as error:
-                raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
-            finally:
-                self._writing.release()
-        return [memoryview(bytes(part)) for part in parts], size
+        return [memoryview(header + body), *(block.data for block in blocks if block.nbytes)]
+
+    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
+        parts = self._parts(body, blocks)
+        if not stable:
+            parts[1:] = [memoryview(bytes(part)) for part in parts[1:]]
+        return parts, sum(map(len, parts))
 
     def _write(self, item: list[memoryview]) -> bool:
         try:
@@ -178,7 +185,7 @@ class SocketLane(Connection[list[memoryview]]):
         return parts[at:]
 
     def _beginning(self, item: list[memoryview]) -> Buffer:
-        return item[0][body_offset(item[0]) :] if item else b""
+        return item[0][body_offset(item[0]) :]
 
     def traffic(self) -> Traffic:
         return Traffic(self._bytes_sent, self._bytes_received)
@@ -310,5 +317,6 @@ class SocketLane(Connection[list[memoryview]]):
         self._short_bytes_max = -1  # no more short way
         if self.reactor is not None:
             self.reactor.unwatch(self._sock.fileno())
-        self._sock.close()
-        self._partial = []
+        with self._writing:  # else another thread's bytes could go to whatever has the descriptor next
+            self._sock.close()
+            self._partial = []

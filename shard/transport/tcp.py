@@ -13,8 +13,8 @@ from shard.errors import AddressInUseError, ShardError, UnreachableError
 from shard.reactor import Reactor
 from shard.slab import Slab
 from shard.transport import Accept, Node, Transport
-from shard.transport.laned import LanedListener, connect_lanes, left_s
-from shard.transport.meeting import Deal, Greeting
+from shard.transport.laned import LanedListener, connect_lanes
+from shard.transport.meeting import Deal, Greeting, left_s
 from shard.transport.tcp_connection import TcpConnection
 from shard.transport.tls import Tls, TlsFiles
 
@@ -95,7 +95,8 @@ class TcpTransport(Transport):
 
     def connect(self, address: str, timeout_s: float) -> TcpConnection:
         """As Transport.connect(). A name is looked up each time, and every address that it stands for is tried, in the order
-        of the system's resolver; those after one have the time that it has left them, and it leaves them their share."""
+        of the system's resolver; those after one have the time that it has left them, and it leaves them their share. The
+        resolver has a bound of its own (resolv.conf), which `timeout_s` does not shorten."""
         host, port = parse_address(address)
         deadline = time.monotonic() + timeout_s
         try:

@@ -15,7 +15,7 @@ from shard.errors import UnreachableError
 from shard.reactor import Reactor
 from shard.slab import Slab
 from shard.transport import Accept, Node, Transport, local
-from shard.transport.laned import LanedListener, connect_lanes, left_s
+from shard.transport.laned import LanedListener, connect_lanes
 from shard.transport.laned_connection import LanedConnection
 
 KIND = 3  # in the handshake
@@ -55,7 +55,7 @@ class UnixTransport(Transport):
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through a Unix socket: {refusal}")
         deadline = time.monotonic() + timeout_s
-        return connect_lanes(address, lambda: local.dial(address, left_s(deadline)), self._over, self._node, KIND, deadline)
+        return connect_lanes(address, lambda: local.dial(address, deadline), self._over, self._node, KIND, deadline)
 
     def _over(self, socks: list[socket.socket]) -> UnixConnection:
         pid, _ = local.credentials(socks[0])

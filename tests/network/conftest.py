@@ -1,4 +1,4 @@
-"""Seeds, servers that a module's tests share, and the line that a run ends with."""
+"""Seeds, servers that a module's tests share, and what each test adds to the line that a run ends with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.network.caller import Caller
 from tests.network.echo_server import EchoServer
 from tests.network.proxy import Proxy
-from tests.network.tally import TALLY
+from tests.network.tally import PROPERTY, TALLY
 
 SEEDS = int(os.environ.get("PRPC_NETWORK_SEEDS", "3"))  # how many random courses each such test takes
 
@@ -22,9 +22,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("one_seed", range(first, first + SEEDS), ids=lambda seed: f"seed{seed}")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if TALLY.counts:
-        terminalreporter.write_line(f"network faults: {TALLY.line()}")
+@pytest.fixture(autouse=True)
+def _tallied(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = TALLY.counts.copy()
+    yield
+    request.node.user_properties.append((PROPERTY, dict(TALLY.counts - before)))
 
 
 @pytest.fixture(scope="module")

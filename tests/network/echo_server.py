@@ -14,11 +14,9 @@ import json
 import os
 import select
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shard import Connection, Limits, Node, Reactor, ShardError, Slab, TcpTransport
@@ -27,7 +25,7 @@ from shard.transport.tcp_connection import TcpConnection
 from tests.certificates import Files
 from tests.network.proxy import set_buffers
 from tests.network.stingy import be_stingy
-from tests.prpc_engine.processes import PATIENCE_S, ROOT
+from tests.program import Program
 
 SECRET = b"secret"
 
@@ -41,7 +39,7 @@ def limits(handshake_s: float = 5.0, bulk_lanes: int = 0) -> Limits:
         handshake_s=handshake_s,
         handshakes_max=1024,
         handshakes_per_host_max=1024,
-        bulk_lanes=bulk_lanes,
+        connections_per_peer=1 + bulk_lanes,
         peer_silent_s=1.0,
     )
 
@@ -85,34 +83,22 @@ def main(text: str) -> None:
     slab.close()
 
 
-class EchoServer:
-    """Such a process. A context manager."""
+class EchoServer(Program):
+    """Such a process."""
 
     def __init__(self, handshake_s: float = 5.0, tls: Files | None = None, stingy: bool = False, buffer_bytes: int = 0) -> None:
         settings = {"handshake_s": handshake_s, "tls": tls or (), "stingy": stingy, "buffer_bytes": buffer_bytes}
-        command = [sys.executable, "-m", "tests.network.echo_server", json.dumps(settings)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
-        assert self._process.stdout is not None
-        host, _, port = self._process.stdout.readline().decode().strip().removeprefix("tcp://").rpartition(":")
+        super().__init__("tests.network.echo_server", json.dumps(settings))
+        host, _, port = self.read_line().removeprefix("tcp://").rpartition(":")
         self.where = host, int(port)
 
     def descriptors(self) -> int:
         """How many it has open now, beside those of its slab, which keeps segments for the next block."""
         count = 0
-        for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 count += not os.readlink(link).startswith("/dev/shm/")
         return count
-
-    def __enter__(self) -> EchoServer:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        assert self._process.wait(PATIENCE_S) == 0
 
 
 if __name__ == "__main__":

@@ -8,15 +8,11 @@ serves Works under "works" as an RpcService made with the arguments that JSON ha
 from __future__ import annotations
 
 import json
-import os
-import select
-import subprocess
 import sys
 import threading
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,7 +20,7 @@ from numpy.typing import NDArray
 
 from prpc_engine import RetryPolicy, RpcClient, RpcService, idempotent
 from shard import Limits
-from tests.prpc_engine.processes import PATIENCE_S, ROOT
+from tests.program import PATIENCE_S, ROOT, Program
 
 NAME = "works"
 SECRET = "secret"
@@ -79,43 +75,18 @@ class Works:
         await self._service._node.reactor.sleep(3600.0)
 
 
-class Serving:
-    """Such a process, started by `prefix`. A context manager; its end is a clean one."""
+class Serving(Program):
+    """Such a process, started by `prefix`."""
 
     def __init__(self, prefix: Sequence[str], server_id: int, master: str, limits: dict[str, Any] | None = None, **kwargs: Any):
         text = json.dumps({"server_id": server_id, "master": master, "secret": SECRET, "limits": limits or {}, **kwargs})
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "tests.network.server", text],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env=environment,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._stdin, self._stdout = self.process.stdin, self.process.stdout
-        self._text = text
+        super().__init__("tests.network.server", text, prefix=prefix, env={"PYTHONPATH": str(ROOT)})
         self.where = "", 0  # it listens at
 
     def __enter__(self) -> Serving:
-        ready, _, _ = select.select([self._stdout], [], [], PATIENCE_S)
-        host, _, port = self._stdout.readline().decode().strip().rpartition(":") if ready else ("", "", "")
-        if not port:
-            self.process.kill()
-            self._end()
-            raise AssertionError(f"this server did not start: {self._text}")
+        host, _, port = self.read_line().rpartition(":")
         self.where = host, int(port)
         return self
-
-    def _end(self) -> int:
-        self._stdin.close()
-        self._stdout.close()
-        return self.process.wait(PATIENCE_S)
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        code = self._end()
-        assert code == 0, f"the server ended with {code}"
 
 
 def main(text: str) -> None:

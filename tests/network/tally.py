@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 
+PROPERTY = "network faults"  # of a test: {outcome: how many}, which the line at the end of the run is the sum of
 OUTCOMES = ("right", "named", "unnamed", "wrong", "unfound", "hang")
 
 
@@ -48,4 +49,4 @@ class Tally:
         )
 
 
-TALLY = Tally()  # of this test run
+TALLY = Tally()  # of this process

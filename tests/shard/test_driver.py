@@ -6,20 +6,12 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 
 import pytest
 
 from shard import ClosedError, Driver, ForkedError, Future
 
 PATIENCE_S = 20.0  # a test that waits longer has failed
-
-
-@pytest.fixture(params=[False, True], ids=["parking", "polling"])
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    made = Driver(polling=request.param)
-    yield made
-    made.close()
 
 
 def later(driver: Driver, future: Future, delay_s: float, value: object = None) -> None:

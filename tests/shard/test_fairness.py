@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,13 +10,6 @@ from shard import Reactor
 from shard.reactor import DESCRIPTOR_TURNS, SPIN_WORK_MAX, WARM_TURNS
 from tests.helpers import ManualClock
 from tests.shard.sources import Endless, Source
-
-
-@pytest.fixture
-def reactor(clock: ManualClock) -> Iterator[Reactor]:
-    made = Reactor(clock)
-    yield made
-    made.close()
 
 
 class Surroundings:

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ import pytest
 from shard import ClosedError, Driver, ShardError, ShardGroup, auto_shards, this_shard, usable_cores
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill
-
-
-@pytest.fixture
-def group() -> Iterator[ShardGroup]:
-    with ShardGroup(2, start_method="forkserver") as made:
-        yield made
-
 
 # -- how it is made ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,6 @@ from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, in_fork
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def group() -> Iterator[ShardGroup]:
-    with ShardGroup(2, start_method="forkserver") as made:
-        yield made
 
 
 def refused(function: Callable[..., Any], *args: Any) -> Callable[[], None]:

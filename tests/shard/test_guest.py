@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -16,13 +16,6 @@ import pytest
 from shard import ClosedError, Driver, ForkedError, Future
 
 PATIENCE_S = 20.0  # a test that waits longer has failed
-
-
-@pytest.fixture(params=[False, True], ids=["parking", "polling"])
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    made = Driver(polling=request.param)
-    yield made
-    made.close()
 
 
 def within(work: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:

@@ -67,6 +67,22 @@ def test_two_with_the_same_secret_know_each_other(secret: bytes) -> None:
     assert (one.peer_incarnation, two.peer_incarnation) == (22, 11)
 
 
+@pytest.mark.parametrize("begin", [b"GET /", b"SSH-2.0-", b"\x16\x03\x01\x02", b"PRPX"])
+def test_what_begins_no_hello_is_refused_before_there_is_a_whole_one(begin: bytes) -> None:
+    two = acceptor()
+    two.look(begin[:3])  # too little to tell
+    with pytest.raises(RemoteProtocolError, match=r"began with|speaks TLS"):
+        two.look(begin)
+
+
+def test_a_hello_that_comes_in_pieces_is_waited_for_and_so_is_a_proof() -> None:
+    two = acceptor()
+    for cut in range(HELLO.size):
+        two.look(HELLO_ONE[:cut])
+    two.feed(HELLO_ONE)
+    two.look(PROOF[:-1])
+
+
 @pytest.mark.parametrize(("ours", "theirs"), [(b"right", b"wrong"), (b"", b"s"), (b"s", b""), (b"s", b"s\0s")])
 def test_another_secret_is_refused_by_both_sides(ours: bytes, theirs: bytes) -> None:
     one, two = connector(ours), acceptor(theirs)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,6 @@ from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def group() -> Iterator[ShardGroup]:
-    with ShardGroup(2, start_method="forkserver") as made:
-        yield made
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> str:
-    """A function that reads it blocks its shard until the test writes it."""
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return str(path)
 
 
 def ask(group: ShardGroup, index: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -179,6 +165,7 @@ def test_results_can_be_awaited_in_asyncio(group: ShardGroup) -> None:
 
 PROMPT = """
 import functools, shard
+from tests.shard import group_functions as functions
 factor = 3
 def scale(value):
     return value * factor
@@ -195,13 +182,16 @@ with shard.ShardGroup(2) as group:
     print(group.map(scale_later, 5), group.map(Counter(1).add, 1))
     counters = shard.Sharded(Counter, 10)
     print(counters.invoke_on_all(Counter.add, 1).result(), counters.invoke_on_all("add", 1).result())
+    group.submit_to(0, functions.note, "there").result()
+    group.submit_to(0, lambda: functions.note(factor)).result()
+    print(group.submit_to(0, functions.notes).result(), functions.notes())
 """
 
 
-def test_functions_and_classes_typed_at_a_prompt_are_sent_by_value() -> None:
+def test_functions_and_classes_typed_at_a_prompt_are_sent_by_value_and_modules_by_name() -> None:
     ended = subprocess.run([sys.executable, "-"], input=PROMPT, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.stderr == ""
-    assert ended.stdout.splitlines() == ["[6, 6] [9, 9] [12, 12]", "[15, 15] [2, 2]", "[11, 11] [12, 12]"]
+    assert ended.stdout.splitlines() == ["[6, 6] [9, 9] [12, 12]", "[15, 15] [2, 2]", "[11, 11] [12, 12]", "['there', 3] []"]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

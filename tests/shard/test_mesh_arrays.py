@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,12 +13,6 @@ from tests.shard.processes import PATIENCE_S
 
 COUNT = 1 << 17  # float64: 1 MiB, far more than travels within a record, and the very size of a block
 DTYPES = ["?", "i1", "u8", "f2", "f4", "c16", "g", "U5", "S3", "M8[s]", "m8[ms]", ">i4", "O", [("a", "i4"), ("b", "f8")]]
-
-
-@pytest.fixture
-def group() -> Iterator[ShardGroup]:
-    with ShardGroup(2, start_method="forkserver") as made:
-        yield made
 
 
 def test_arrays_cross_with_their_values_whatever_their_size(group: ShardGroup) -> None:

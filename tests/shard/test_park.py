@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -15,13 +15,6 @@ from tests.helpers import ManualClock
 from tests.shard.sources import Source
 
 PATIENCE_S = 20.0
-
-
-@pytest.fixture
-def reactor(clock: ManualClock) -> Iterator[Reactor]:
-    made = Reactor(clock)
-    yield made
-    made.close()
 
 
 def test_parking_tells_the_sources_and_does_not_sleep_on_work(reactor: Reactor) -> None:

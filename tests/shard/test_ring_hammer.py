@@ -8,7 +8,7 @@ The observer reads with three loads, and both sides move on between them. x86-64
 read before and after tail it may rely on just this: tail is not behind the head read before it, and not more than the
 capacity ahead of the head read after it.
 
-    pytest -s tests/shard/test_ring_hammer.py                                   prints records/s
+    pytest tests/shard/test_ring_hammer.py                                      prints records/s
     PRPC_HAMMER_RECORDS=100000000 pytest -o faulthandler_timeout=0 ...          what .ci/nightly does
 """
 
@@ -196,7 +196,7 @@ def wait_for_end(reader: Any, writer: Any, handle: Ring) -> None:
 
 @pytest.mark.slow
 def test_no_record_is_torn_lost_doubled_or_out_of_order_and_no_cursor_ever_goes_backward(
-    seed: int, capfd: pytest.CaptureFixture[str]
+    seed: int, tell: Callable[[str], None]
 ) -> None:
     cores = usable_cores()
     context = multiprocess.get_context("spawn")
@@ -227,10 +227,9 @@ def test_no_record_is_torn_lost_doubled_or_out_of_order_and_no_cursor_ever_goes_
             for pipe in pipes:
                 for end in pipe:
                     end.close()
-    with capfd.disabled():
-        print(
-            f"\n{RECORDS:,} records in {took_s:.1f} s: {RECORDS / took_s:,.0f} records/s; "
-            f"{looks:,} looks saw {moves:,} moves of a cursor; seed {seed}"
-        )
+    tell(
+        f"{RECORDS:,} records in {took_s:.1f} s: {RECORDS / took_s:,.0f} records/s; "
+        f"{looks:,} looks saw {moves:,} moves of a cursor; seed {seed}"
+    )
     assert wrong == []
     assert moves > 2, "the observer watched while they moved"

@@ -61,8 +61,8 @@ def test_the_keepalive_finds_an_idle_peer_within_the_bound_in_whole_seconds(boun
     [
         ("peer_silent_s", 0.4, "peer_silent_s = 0.4: 0.5 to 3600.0 is allowed"),
         ("peer_silent_s", 3601, "0.5 to 3600.0"),
-        ("bulk_lanes", 9, "bulk_lanes = 9: 0 to 8 is allowed"),
-        ("bulk_lanes", -1, "0 to 8"),
+        ("connections_per_peer", 10, "connections_per_peer = 10: 1 to 9 is allowed"),
+        ("connections_per_peer", 0, "1 to 9"),
         ("handshake_s", 0, "handshake_s = 0: positive numbers are allowed"),
     ],
 )

@@ -6,8 +6,6 @@ import gc
 import os
 import threading
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +17,8 @@ from shard.arena import ALIGNMENT_BYTES, BLOCK_BYTES_MIN, Block, block_size
 from shard.books import Lease
 from shard.slab import SEGMENT_BYTES_FIRST
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
 MIB = 1 << 20
-
-
-@pytest.fixture
-def slab() -> Iterator[Slab]:
-    made = Slab()
-    yield made
-    made.close()
 
 
 def address(array: NDArray[Any]) -> int:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +11,9 @@ from numpy.typing import NDArray
 
 from shard import ShmFull, Slab
 from shard.slab import HUGE_PAGE_BYTES, SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MAX
+from tests.shard.small_shm import end_with_own_shm
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 30.0
 MIB = 1 << 20
-
-
-@pytest.fixture
-def slab() -> Iterator[Slab]:
-    made = Slab()
-    yield made
-    made.close()
 
 
 def address(array: NDArray[Any]) -> int:
@@ -189,8 +175,6 @@ def test_reserving_takes_what_is_free_before_it_grows() -> None:
     slab.close()
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare")
 def test_a_small_dev_shm_is_shm_full_at_once_and_never_sigbus() -> None:
     program = """
 import numpy as np
@@ -211,15 +195,4 @@ kept.pop()
 slab.empty((1 << 20,), np.uint8)[:] = 1
 print("all is well")
 """
-    mount = f'mount -t tmpfs -o size=20m tmpfs /dev/shm && exec {sys.executable} -W error -c "$0"'
-    ran = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    if "unshare failed" in ran.stderr or "permission denied" in ran.stderr:
-        pytest.skip(f"no mount namespace here: {ran.stderr.strip()}")
-    assert (ran.returncode, ran.stdout) == (0, "all is well\n"), ran.stderr
+    assert end_with_own_shm("size=20m", program) == (0, "all is well\n")

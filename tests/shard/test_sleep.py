@@ -89,6 +89,7 @@ def test_a_hundred_thousand_sleeps_end_by_their_doorbells(seed: int) -> None:
 
 
 @needs_fence
+@pytest.mark.alone  # both must be awake at the same time, and often
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core nobody writes while the other falls asleep")
 def test_a_handshake_that_looks_before_it_says_so_is_caught_losing_one(seed: int) -> None:
     ours, theirs = exchange(seed, parks=10 * PARKS, pairs_max=BROKEN_PAIRS_MAX, broken=True)

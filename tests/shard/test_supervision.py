@@ -21,25 +21,10 @@ AGAIN = RestartPolicy("on-failure", backoff_s=0.01)
 
 
 @pytest.fixture
-def group() -> Iterator[ShardGroup]:
-    """Two shards that stay down."""
-    with ShardGroup(2, start_method="forkserver") as made:
-        yield made
-
-
-@pytest.fixture
 def immortal() -> Iterator[ShardGroup]:
     """Three shards that come back."""
     with ShardGroup(3, start_method="forkserver", restart=AGAIN) as made:
         yield made
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> str:
-    """A function that reads it blocks its shard until the test writes it."""
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return str(path)
 
 
 def pid_of(group: ShardGroup, index: int) -> int:

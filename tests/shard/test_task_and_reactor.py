@@ -18,13 +18,6 @@ from tests.shard.sources import Source
 PATIENCE_S = 20.0
 
 
-@pytest.fixture
-def reactor(clock: ManualClock) -> Iterator[Reactor]:
-    made = Reactor(clock)
-    yield made
-    made.close()
-
-
 def turn_until_idle(reactor: Reactor) -> None:
     for _ in range(1000):
         if not reactor.poll(reactor.clock()) and not reactor._ready:

@@ -52,10 +52,10 @@ def transport(world: World, **limits: float) -> TcpTransport:
     return TcpTransport(Node(secret=b"secret", incarnation=7, limits=changed), world.slabs[1])
 
 
-@pytest.mark.parametrize("bulk_lanes", [0, 1, 3, 8])
-def test_a_connection_has_as_many_bulk_lanes_as_its_connector_wants(world: World, bulk_lanes: int) -> None:
-    one, two = world.connect(transport(world, bulk_lanes=bulk_lanes))
-    assert lanes_of(one.connection) == lanes_of(two.connection) == 1 + bulk_lanes
+@pytest.mark.parametrize("count", [1, 2, 4, 9])
+def test_a_connection_has_as_many_lanes_as_its_connector_wants(world: World, count: int) -> None:
+    one, two = world.connect(transport(world, connections_per_peer=count))
+    assert lanes_of(one.connection) == lanes_of(two.connection) == count
     for number in range(20):
         one.connection.send(b"%d" % number, [np.full(400_000, number, np.uint8)])
         two.connection.send(b"%d" % number, [np.full(400_000, number, np.uint8)])
@@ -75,7 +75,7 @@ def test_a_small_message_does_not_wait_for_a_large_one_that_has_begun(world: Wor
 
 
 def test_on_one_lane_it_does(world: World) -> None:
-    one, two = world.connect(transport(world, bulk_lanes=0))
+    one, two = world.connect(transport(world, connections_per_peer=1))
     one.connection.send(b"bulk", [BULK])
     one.connection.send(b"small")
     world.turn_until(lambda: len(two.messages) == 2)
@@ -84,7 +84,7 @@ def test_on_one_lane_it_does(world: World) -> None:
 
 
 def test_of_several_bulk_lanes_the_one_where_least_waits_is_taken(world: World) -> None:
-    one, two = world.connect(transport(world, bulk_lanes=2))
+    one, two = world.connect(transport(world, connections_per_peer=3))
     one.connection.send(b"first", [BULK])
     one.connection.send(b"second", [BULK[:300_000]])
     world.turn_until(lambda: len(two.messages) == 2)
@@ -93,7 +93,7 @@ def test_of_several_bulk_lanes_the_one_where_least_waits_is_taken(world: World) 
 
 
 def test_the_limits_of_the_outbox_are_those_of_the_connection(world: World) -> None:
-    one, two = world.connect(transport(world, outbox_messages_max=3, outbox_bytes_max=1 << 30, bulk_lanes=2))
+    one, two = world.connect(transport(world, outbox_messages_max=3, outbox_bytes_max=1 << 30, connections_per_peer=3))
     sent = 0
     with pytest.raises(BackpressureError, match=r"3 messages of 600000.. bytes already wait"):
         for _ in range(10):
@@ -106,9 +106,48 @@ def test_the_limits_of_the_outbox_are_those_of_the_connection(world: World) -> N
     one.connection.close()
 
 
+def test_a_message_that_has_begun_to_leave_is_not_refused_for_what_waits_on_another_lane(world: World) -> None:
+    one, two = world.connect(transport(world, outbox_messages_max=3))
+    small = 0
+    with pytest.raises(BackpressureError):
+        while True:
+            one.connection.send(bytes(BULK_BYTES_MIN // 2))
+            small += 1
+    one.connection.send(b"bulk", [BULK])  # to a lane with room: its first bytes are gone
+    world.turn_until(lambda: len(two.messages) == small + 1)
+    assert two.bodies.count(b"bulk") == 1
+    one.connection.close()
+
+
+def test_a_lane_ends_once_the_thread_that_writes_to_it_has_done_so(world: World) -> None:
+    """Else its bytes could go to whatever has the descriptor next."""
+    one, _ = world.connect()
+    lane = one.connection
+    assert isinstance(lane, TcpConnection)
+    writing, go_on, descriptors = threading.Event(), threading.Event(), []
+
+    def write(data: bytes) -> int:
+        writing.set()
+        assert go_on.wait(PATIENCE_S)
+        descriptors.append(lane._sock.fileno())
+        return len(data)
+
+    lane._send_bytes = write  # type: ignore[assignment]
+    threads = [threading.Thread(target=lane.send, args=(b"small",)), threading.Thread(target=lane.close)]
+    threads[0].start()
+    assert writing.wait(PATIENCE_S)
+    threads[1].start()
+    world.turn_until(lambda: lane.error)
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert descriptors[0] >= 0
+    assert lane._sock.fileno() == -1
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_lane_that_breaks_ends_the_connection_and_all_other_lanes(world: World, number: int) -> None:
-    one, two = world.connect(transport(world, bulk_lanes=2))
+    one, two = world.connect(transport(world, connections_per_peer=3))
     assert isinstance(one.connection, TcpConnection)
     one.connection._lanes[number]._sock.send(b"?" * 64)
     world.turn_until(lambda: two.ends and one.ends)
@@ -123,7 +162,7 @@ def test_a_lane_that_breaks_ends_the_connection_and_all_other_lanes(world: World
 
 def test_what_was_sent_over_any_lane_before_the_end_still_arrives(world: World) -> None:
     for _ in range(5):
-        one, two = world.connect(transport(world, bulk_lanes=2))
+        one, two = world.connect(transport(world, connections_per_peer=3))
         one.connection.send(b"1", [BULK[:500_000]])
         one.connection.send(b"2", [BULK[:500_000]])
         one.connection.send(b"3")

@@ -54,14 +54,7 @@ def good(authority: Authority) -> Files:
     return authority.issue("worker-3")
 
 
-@pytest.fixture
-def slab() -> Iterator[Slab]:
-    made = Slab()
-    yield made
-    made.close()
-
-
-ONE_LANE = dataclasses.replace(LIMITS, bulk_lanes=0)  # a test that has its hands on the socket has all of the connection
+ONE_LANE = dataclasses.replace(LIMITS, connections_per_peer=1)  # who has its hands on the socket has all of the connection
 
 
 def transport_of(files: Files | None, slab: Slab, secret: bytes = SECRET) -> TcpTransport:

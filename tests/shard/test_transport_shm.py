@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
+import socket
+import threading
 import time
 
 import numpy as np
@@ -14,13 +18,17 @@ from shard import (
     Node,
     PeerLostError,
     RemoteProtocolError,
+    ShardError,
     ShmTransport,
     Slab,
     Transport,
     UnreachableError,
 )
-from shard.transport.shm_connection import ShmConnection
-from tests.transport_contract import LIMITS, Side, TransportContract, World
+from shard.transport import local
+from shard.transport.meeting import meet
+from shard.transport.shm import KIND
+from shard.transport.shm_connection import ShmConnection, make_rings
+from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
 
 
 class TestShm(TransportContract):
@@ -170,3 +178,43 @@ class TestShm(TransportContract):
             world.call(wrong)
         assert world.accepted == []
         world.close()
+
+    def test_a_peer_that_is_gone_right_after_its_proof_is_refused_and_costs_one_descriptor_once(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        segment = make_rings(LIMITS.ring_bytes)
+        sock = local.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+
+        def prove_and_go(proof: bytes) -> None:
+            socket.send_fds(sock, [proof], [segment.fd])
+            sock.close()
+
+        def run() -> None:
+            with contextlib.suppress(OSError, ShardError):
+                meet(sock, world.listener.address, Node(b"", 2, LIMITS), KIND, PATIENCE_S, prove_and_go)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        world.turn_until(lambda: "refused a local process" in caplog.text)
+        thread.join(PATIENCE_S)
+        segment.close()
+        gc.collect()
+        assert world.accepted == []
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_without_a_descriptor_for_a_segment_that_comes_the_connection_ends_and_says_why(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        one.connection.send(b"", [np.zeros(1_000_000, np.uint8)])
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            world.turn_until(lambda: two.ends)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert "this process has none left: raise `ulimit -n`" in str(two.ends[0])
+        assert not two.messages

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +98,7 @@ class TestUnix(TransportContract):
 
         refused: list[UnreachableError] = []
 
-        with local.dial(address, PATIENCE_S) as sock:
+        with local.dial(address, time.monotonic() + PATIENCE_S) as sock:
 
             def send_with_another(proof: bytes) -> None:
                 socket.send_fds(sock, [proof], [sock.fileno()])
@@ -112,6 +115,20 @@ class TestUnix(TransportContract):
             thread.join()
         assert world.accepted == []
         assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_who_finds_all_places_taken_waits_for_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local, "LISTEN_BACKLOG", 1)
+        listener, address = local.listen("unix")
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(listener)
+            closing.enter_context(local.dial(address, time.monotonic() + PATIENCE_S))
+            closing.enter_context(local.dial(address, time.monotonic() + PATIENCE_S))
+            with pytest.raises(UnreachableError, match="in time: 1 or so wait there"):
+                local.dial(address, time.monotonic())
+            with ThreadPoolExecutor() as pool:
+                third = pool.submit(local.dial, address, time.monotonic() + PATIENCE_S)
+                closing.enter_context(listener.accept()[0])
+                closing.enter_context(third.result(PATIENCE_S))
 
     def test_another_secret_is_refused(self) -> None:
         world = World(self.make, self.address, secret=b"right")

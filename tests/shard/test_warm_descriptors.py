@@ -11,7 +11,6 @@ import pytest
 
 from shard import Reactor
 from shard.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX, WARM_DESCRIPTORS_MAX, WARM_TURNS
-from tests.helpers import ManualClock
 
 
 class Pipe:
@@ -47,13 +46,6 @@ class Silent:
 
     def has_work(self) -> bool:
         return False
-
-
-@pytest.fixture
-def reactor(clock: ManualClock) -> Iterator[Reactor]:
-    made = Reactor(clock)
-    yield made
-    made.close()
 
 
 @pytest.fixture
