@@ -24,14 +24,13 @@ from prpc_engine.call import TIMEOUT_S, Call
 from prpc_engine.dealer import Dealer
 from prpc_engine.directory import Directory
 from prpc_engine.master.registry import ServerEntry
-from prpc_engine.mender import Contact, Mender, Notice
+from prpc_engine.mender import Mender, Notice
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
-from prpc_engine.peer import Peer
 from prpc_engine.retry import RetryPolicy
 from prpc_engine.route import Route
 from prpc_engine.server import DESCRIBE, HEALTH
-from prpc_engine.stream import Stream
+from prpc_engine.stream import Stream, StreamCall, stream_call
 from prpc_engine.stub import P, bind
 from shard import VALUE, Future
 
@@ -58,8 +57,8 @@ class RpcClient:
     so by the server (prpc_engine.idempotent), or named in create_client(). Calls of a named server are never repeated.
 
     Every verb raises the errors of prpc_engine.errors; `timeout_s` is in seconds, None waits as long as the connection lasts.
-    submit() and notify() never wait, not for a connection either. What is wrong with the arguments, and that the client is
-    closed, they raise themselves; everything else is the outcome of the future.
+    submit(), stream() and notify() never wait, not for a connection either. What is wrong with the arguments, and that the client
+    is closed, they raise themselves; everything else is the outcome of the future, or of the stream.
     """
 
     def __init__(
@@ -168,8 +167,7 @@ class RpcClient:
     def stream(self, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
         """Begin a stream: iterate over what the method yields, send() what it takes (stream.py). `timeout_s` is for all of it.
 
-        Where the server is not connected yet, this waits until it is: a thread, or a handler, drives the reactor meanwhile, but
-        an asyncio loop stands still. Where that matters, await a call of that server before."""
+        As submit() this never waits: what keeps the stream from being opened is raised by its first use, or by `async with`."""
         return self._stream(self._only or self._pick(), method, args, timeout_s, True)
 
     def stream_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
@@ -273,11 +271,31 @@ class RpcClient:
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
+        key = self._key(method)
         if peer is None:
-            within_s = TIMEOUT_S if timeout_s is None else timeout_s
-            route, peer = self._mender.begin(route, method, (), within_s, True, may_go_elsewhere, kind=Contact).result()
-            assert isinstance(peer, Peer)
-        return peer.open(route, method, self._key(method), args, timeout_s)
+            return self._stream_later(route, method, args, timeout_s, may_go_elsewhere)
+        try:
+            stream = peer.open(route, method, key, args, timeout_s)
+        except (errors.NotSent, errors.Backpressure) as error:
+            if not may_go_elsewhere:
+                raise
+            return self._stream_later(route, method, args, timeout_s, True, error)
+        if self._ailing and may_go_elsewhere:
+            stream.call.add_done_callback(self._mender.answered)
+        return stream
+
+    def _stream_later(
+        self,
+        route: Route,
+        method: str,
+        args: tuple[Any, ...],
+        timeout_s: float | None,
+        may_go_elsewhere: bool,
+        error: errors.RpcError | None = None,
+    ) -> Stream:
+        call = self._mender.begin(route, method, args, timeout_s, False, may_go_elsewhere, error, kind=stream_call)
+        assert isinstance(call, StreamCall)
+        return Stream(call)
 
     def _key(self, method: str) -> int:
         self._check_method(method)

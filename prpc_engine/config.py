@@ -42,7 +42,8 @@ def transports_from(wanted: Sequence[str] | None) -> tuple[str, ...]:
         where, names = f"PRPC_TRANSPORTS={text!r}", [name.strip() for name in text.split(",")]
     if names is None:
         return TRANSPORTS
-    if isinstance(names, str) or not names or len(set(names)) < len(names) or not set(names) <= set(TRANSPORTS):
+    is_list = isinstance(names, Sequence) and not isinstance(names, str) and all(name in TRANSPORTS for name in names)
+    if not is_list or not names or len(set(names)) < len(names):
         raise ConfigError(f"{where}: allowed are {', '.join(TRANSPORTS)}, at least one, each once, in order of preference")
     return tuple(names)
 
@@ -51,6 +52,8 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
     """The job's secret: the argument, else that file, else the one named by PRPC_SECRET_FILE, else PRPC_SECRET, else none (b"").
     Raises ConfigError."""
     if given is not None:
+        if not isinstance(given, bytes | str):
+            raise ConfigError(f"secret= is {type(given).__name__}: bytes or a str are allowed")
         return given.encode() if isinstance(given, str) else given
     path, where = (file, f"secret file {file!r}") if file is not None else (os.environ.get("PRPC_SECRET_FILE"), "")
     if path:
@@ -68,6 +71,8 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
 def limits_from(given: Limits | None) -> Limits:
     """The argument, else [limits] of the TOML file named by PRPC_CONFIG, else the defaults. Raises ConfigError."""
     if given is not None:
+        if not isinstance(given, Limits):
+            raise ConfigError(f"limits={given!r:.100}: Limits are expected, such as Limits(connections_per_peer=3)")
         return given
     path = os.environ.get("PRPC_CONFIG")
     return load_limits(path) if path else DEFAULT_LIMITS
@@ -88,8 +93,8 @@ def load_limits(path: str) -> Limits:
         raise ConfigError(f"{path}: [limits] {error}") from error
 
 
-def _load(path: str) -> dict[str, Any]:
-    """The whole file, whose sections are known ones. Raises ConfigError."""
+def read_config(path: str) -> dict[str, Any]:
+    """The whole file that PRPC_CONFIG names, by section, which are known ones. Raises ConfigError."""
     try:
         content = tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -106,7 +111,7 @@ def _load(path: str) -> dict[str, Any]:
 
 def _table(path: str, section: str) -> dict[str, Any]:
     """One section; empty when it is not there."""
-    table = _load(path).get(section, {})
+    table = read_config(path).get(section, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: {section} = {table!r}: a table is expected, under [{section}]")
     return table
@@ -160,6 +165,8 @@ def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
 
 
 def _checked(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
+    if not isinstance(settings, TlsSettings):
+        raise ConfigError(f"tls={settings!r:.100}: TlsSettings are expected, such as TlsSettings(cert=..., key=..., ca=...)")
     if not settings.cert or not settings.key:
         raise ConfigError(
             f"{where}: cert={settings.cert!r}, key={settings.key!r}: TLS needs a certificate and its key at every node"
@@ -182,7 +189,7 @@ def allow_from(given: AllowList | None) -> AllowList:
     if given is not None:
         return given
     path = os.environ.get("PRPC_CONFIG")
-    return rules_from(_load(path).get("allow", []), path) if path else AllowList()
+    return rules_from(read_config(path).get("allow", []), path) if path else AllowList()
 
 
 def check_environment() -> None:
@@ -276,7 +283,7 @@ def check_stall_budget(budget_s: object) -> None:
         )
 
 
-def check_timeout(timeout_s: object) -> None:
+def check_timeout(timeout_s: object, most: float = TIMEOUT_S_MAX) -> None:
     """A wait that must end: a number of seconds from 0 on. Raises ConfigError."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= TIMEOUT_S_MAX:
-        raise ConfigError(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed")
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= most:
+        raise ConfigError(f"timeout_s={timeout_s!r}: 0 to {most:.0f} seconds are allowed")

@@ -18,6 +18,7 @@ the inbox puts them in order, and knows from END how many there are, which may c
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,7 +45,8 @@ class Waits(Protocol):
 
 
 class Window:
-    """The sending half. grant() and close() in the reactor's thread, the rest in the sender's, who counts items in `sent`."""
+    """The sending half. grant() and close() in the reactor's thread, or where the stream is opened; the rest in the sender's, who
+    counts items in `sent`."""
 
     def __init__(self, waiter: Waits | None, credit: int = WINDOW_ITEMS) -> None:
         self._waiter = waiter
@@ -76,8 +78,9 @@ class Window:
         self._wake()
 
     def _wake(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().set_result(None)
+        with contextlib.suppress(IndexError):  # empty: by this thread, or another one that does the same
+            while True:
+                self._waiting.popleft().set_result(None)
 
 
 class Inbox:

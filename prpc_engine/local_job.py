@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 
 from prpc_engine.errors import ConfigError
 
+JOB_S_MAX = 2_000_000  # 23 days: what epoll can wait, its milliseconds being 31 bits
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 KILL_TIMEOUT_S = 10.0  # for the kernel to end what was killed
 TIME_IS_OVER = 124
@@ -84,9 +85,13 @@ class Job:
     """See the file's head. A context manager: none of the processes outlives it.
 
     timeout_s   for all of it, in seconds; None: no limit
-    restarts    how often processes are started again, all together"""
+    restarts    how often processes are started again, all together
+
+    Raises ConfigError for a timeout_s that is none."""
 
     def __init__(self, timeout_s: float | None = None, restarts: int = 0) -> None:
+        if timeout_s is not None and not 0 < timeout_s <= JOB_S_MAX:
+            raise ConfigError(f"a job of {timeout_s} seconds: more than 0 and at most {JOB_S_MAX} are allowed, or no limit")
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._restarts_left = restarts
         self._running: dict[int, tuple[_Place, subprocess.Popen[bytes]]] = {}  # by pidfd

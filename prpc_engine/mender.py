@@ -41,6 +41,7 @@ from prpc_engine.peer import Peer, wait_in_ms
 from prpc_engine.retry import ONLY_THERE, GiveUp, Retry, RetryBudget, RetryPolicy, RetryState, is_retriable
 from prpc_engine.route import Route, Sought
 from prpc_engine.server import DESCRIBE
+from prpc_engine.stream import StreamCall
 from shard import VALUE, Future, ShardError, Timer
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address
@@ -53,10 +54,6 @@ logger = logging.getLogger("prpc")
 
 class Notice(Call):
     """A notification on the slow path: done when it was sent."""
-
-
-class Contact(Call):
-    """Asks for a connection and sends nothing: its result is the peer."""
 
 
 class Mender:
@@ -113,7 +110,7 @@ class Mender:
         stable: bool,
         may_go_elsewhere: bool,
         error: errors.RpcError | None = None,
-        kind: type[Call] = Call,
+        kind: Callable[..., Call] = Call,
     ) -> Call:
         """A call that is sent as soon as it can be. `error`: why it could not be sent to that route just now.
 
@@ -136,7 +133,7 @@ class Mender:
         timeout_s: float | None,
         stable: bool,
         client: Client | None,
-        kind: type[Call] = Call,
+        kind: Callable[..., Call] = Call,
     ) -> Call:
         """A call that has not left, with its arguments as they are now. Raises BadArguments."""
         timeout_s = inherited_s(timeout_s, self._reactor.clock)
@@ -302,10 +299,10 @@ class Mender:
         if now >= call.overall:
             self._expire(call)
             return
-        method = call.asked[0]
+        method, client = call.asked[0], call.client
         try:
-            if isinstance(call, Contact):
-                call.set_result((route, peer))
+            if isinstance(call, StreamCall):
+                peer.open_encoded(call, route, None if call.overall == NEVER else call.overall - now)
             elif isinstance(call, Notice):
                 peer.notify_encoded(route, method, call.body, call.blocks)
                 call.set_result(None)
@@ -319,10 +316,12 @@ class Mender:
             call.set_error(_bare(error))  # which comes back by failed() as far as it can be repeated
             return
         self._has_left(call)
-        if self._balancer.ailing and call.client is not None:
+        if self._balancer.ailing and client is not None:
             call.add_done_callback(self.answered)
-        if call.finished:
-            call.withdraw()  # it was given up while it was sent
+        if call.finished and call.finished != VALUE and call.table is not None:
+            # Given up while it was sent: the server was told so before it heard of the call, perhaps.
+            peer.calls.in_flight.pop(call.call_id, None)
+            peer.calls.send_cancel(call.call_id)
 
     # -- what failed ---------------------------------------------------------------------------------------------------
 

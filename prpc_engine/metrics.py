@@ -1,4 +1,4 @@
-"""What an RpcService does, as Prometheus metrics: read when they are scraped, so that calls pay nothing for them.
+"""What an RpcService, or a task of a cluster, does, as Prometheus metrics: read when they are scraped, so that calls pay nothing.
 
     family                                  kind       labels               family says
     prpc_peer_...                           see PEER   peer, transport      one connection to another node: our calls, bytes
@@ -6,16 +6,27 @@
     prpc_server_refused_total               counter    + reason             requests refused before a handler ran
     prpc_server_handler_seconds             histogram  + method             with RpcService(timing=True)
     prpc_server_slow_calls_total            counter    + method             with RpcService(slow_call_s=...)
+    prpc_service_...                        SERVER     service              the counters of all servers of a service made here
+    prpc_service_refused_total              counter    + reason             the same
     prpc_client_...                         CLIENT     service, client      one client made here: its choices, its retries
     prpc_client_servers                     gauge      + state              its servers: well, suspect, ejected, probing
-    prpc_slab_...                           SLAB                            shared memory of this process
+    prpc_slab_...                           SLAB                            shared memory of one process
+    prpc_shard_...                          SHARD      shard                one process of RpcService(shards=N)
     prpc_node_rank                          gauge                           which node of the job this is
+    prpc_task_...                           TASK       task                 a cluster's Server: the tensors of all its processes
 
-    metrics.register(service)               # into prometheus_client's registry of the process, or your own
+A cluster's Server has no prpc_service_, prpc_client_ and prpc_node_ families; its shards are those that answer for it (relay.py).
+
+Each shard has peers, servers (sharded=True) and a slab of its own: families of peers, servers and slabs have the label `shard`,
+which is empty for the service's own process. Shards are asked at each scrape. One that does not answer in time
+(shard_figures.TIMEOUT_S) has prpc_shard_up 0 and the values of its process only, and counts in prpc_service_... with what it said
+last: so these do not fall while it is busy, nor when it died.
+
+    metrics.register(service)               # or a Server, into prometheus_client's registry of the process, or your own
     with metrics.serve(service, 9400):      # http://127.0.0.1:9400/metrics, with cpu and memory of the process
 
 Connections of one peer over one transport are added up. A connection that was made anew counts from zero, which Prometheus takes
-for the restart that it is. Servers in shards (sharded=True) live in processes of their own and are not in here.
+for the restart that it is.
 
 Needs prometheus_client: pip install 'prpc[metrics]'.
 """
@@ -32,10 +43,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prpc_engine import errors
 from prpc_engine.client import ClientStatistics
+from prpc_engine.cluster.names import device
+from prpc_engine.cluster.server import Server
+from prpc_engine.cluster_spec import Task
 from prpc_engine.config import check_number
-from prpc_engine.peer import PeerStatistics
 from prpc_engine.server import ServerStatistics
-from prpc_engine.service import RpcService, ServiceStatistics
+from prpc_engine.service import RpcService
+from prpc_engine.shard_figures import NodeFigures, ShardFigures
 from prpc_engine.timing import MethodTiming
 
 if TYPE_CHECKING:
@@ -58,7 +72,7 @@ class Figure(NamedTuple):
     read: Callable[[Any], float]
 
 
-PEER_LABELS = ("peer", "transport")
+PEER_LABELS = ("peer", "transport", "shard")
 PEER = (
     Figure("requests", "counter", "Requests made by this process.", attrgetter("requests")),
     Figure("in_flight", "gauge", "Requests of this process that wait for their reply.", attrgetter("in_flight")),
@@ -68,7 +82,7 @@ PEER = (
     Figure("received_bytes", "counter", "Bytes received, arrays borrowed included.", attrgetter("traffic.bytes_received")),
     Figure("ring_full", "counter", "Records that found their ring full.", attrgetter("traffic.full_waits")),
 )
-SERVER_LABELS = ("service", "server_id")
+SERVER_LABELS = ("service", "server_id", "shard")
 SERVER = (
     Figure("requests", "counter", "Requests and notifications whose handler ran or is queued.", attrgetter("requests")),
     Figure("failures", "counter", "Handlers that raised.", attrgetter("failures")),
@@ -108,38 +122,65 @@ SLAB = (
         attrgetter("lease_age_s_max"),
     ),
 )
+SHARD = (
+    Figure(
+        "up", "gauge", "Whether it answered when it was asked for the other values: 1, else 0.", lambda one: one.now is not None
+    ),
+    Figure("starts", "counter", "Times it was started.", attrgetter("process.incarnation")),
+    Figure("busy_ratio", "gauge", "Share of its time in which it had work.", attrgetter("process.counters.busy_ratio")),
+    Figure("turns", "counter", "Of its reactor.", attrgetter("process.counters.turns")),
+    Figure("parks", "counter", "Times it slept.", attrgetter("process.counters.parks")),
+    Figure("stalls", "counter", "Handlers that ran over their budget.", attrgetter("process.counters.stalls")),
+    Figure("calls", "counter", "Functions it ran for the other processes here.", attrgetter("process.counters.calls")),
+    Figure("failures", "counter", "Of those, how many raised.", attrgetter("process.counters.failures")),
+    Figure("read_bytes", "counter", "From the other processes here.", attrgetter("process.counters.bytes_in")),
+    Figure("written_bytes", "counter", "To the other processes here.", attrgetter("process.counters.bytes_out")),
+)
+TASK = (
+    Figure("requests", "counter", "Requests for tensors that left here.", attrgetter("messages")),
+    Figure("tensors", "counter", "Tensors that were asked for by them.", attrgetter("tensors")),
+    Figure("fused", "counter", "Of those, how many left with others in one request.", attrgetter("fused")),
+    Figure("answers", "counter", "Requests of other tasks that were answered here, by shards too.", attrgetter("answers")),
+    Figure("waiting", "gauge", "Tensors and requests that wait here.", attrgetter("waiting")),
+    Figure("waiting_bytes", "gauge", "In those tensors.", attrgetter("waiting_bytes")),
+    Figure("steps", "gauge", "Steps that are remembered.", attrgetter("steps")),
+)
 STATES = ("suspect", "ejected", "probing")  # of a server, seen by a client's balancer; others are "well"
 # Of the 64 buckets of a MethodTiming: 1 us to 69 s, which is where handlers are; what is longer is in +Inf.
 BUCKET_FIRST, BUCKET_LAST = 10, 36
 
 
-class ServiceCollector:
-    """Reads one service whenever its registry is asked. A service that is closed has no metrics any more."""
+class Collector:
+    """Reads one service or task whenever its registry is asked. One that is closed has no metrics any more."""
 
-    def __init__(self, service: RpcService) -> None:
-        self._service = service
+    def __init__(self, source: RpcService | Server) -> None:
+        self._source = source
 
     def describe(self) -> Iterable[Metric]:
         """Names and kinds, without values: registries refuse what would give two meanings to a name."""
-        return _families(None)
+        return _of_service(None) if isinstance(self._source, RpcService) else _of_task(None)
 
     def collect(self) -> Iterable[Metric]:
-        """The values of now."""
-        return () if self._service.closed else _families(self._service.statistics())
+        """The values of now; waits for shards for shard_figures.TIMEOUT_S at most."""
+        source = self._source
+        try:
+            return list(_of_service(source) if isinstance(source, RpcService) else _of_task(source))
+        except errors.Closed:
+            return ()
 
 
-def register(service: RpcService, registry: CollectorRegistry | None = None) -> ServiceCollector:
-    """Let a registry, that of the process by default, read the service; `registry.unregister()` takes what this returns.
+def register(source: RpcService | Server, registry: CollectorRegistry | None = None) -> Collector:
+    """Let a registry, that of the process by default, read the service or task; `registry.unregister()` takes what this returns.
 
-    Raises ConfigError when prometheus_client is not installed, or the registry reads a service already.
+    Raises ConfigError when prometheus_client is not installed, or the registry reads one already.
     """
     client = _prometheus_client()
-    collector = ServiceCollector(service)
+    collector = Collector(source)
     try:
         (client.REGISTRY if registry is None else registry).register(collector)
     except ValueError as error:
         raise errors.ConfigError(
-            f"this registry reads an RpcService already: give each a registry of its own, or unregister the other ({error})"
+            f"this registry reads a service or task already: give each a registry of its own, or unregister the other ({error})"
         ) from error
     return collector
 
@@ -166,8 +207,8 @@ class MetricsServer:
         self.close()
 
 
-def serve(service: RpcService, port: int, host: str = "127.0.0.1", expose: bool = False) -> MetricsServer:
-    """Serve the metrics of the service and of its process over http, from a thread of its own; port 0 takes any free one.
+def serve(source: RpcService | Server, port: int, host: str = "127.0.0.1", expose: bool = False) -> MetricsServer:
+    """Serve the metrics of a service or task and of its process over http, from a thread of its own; port 0 takes any free one.
 
     They name services, methods and peers, and whoever can connect may read them: there is no secret. So only this host's own
     addresses are allowed, unless `expose` says that the network is trusted. Raises ConfigError, AddressInUse.
@@ -180,7 +221,7 @@ def serve(service: RpcService, port: int, host: str = "127.0.0.1", expose: bool 
         )
     client = _prometheus_client()
     registry = client.CollectorRegistry()
-    register(service, registry)
+    register(source, registry)
     client.ProcessCollector(registry=registry)
     try:
         server, thread = client.start_http_server(port, host, registry)
@@ -210,24 +251,50 @@ def _prometheus_client() -> Any:
 # -- from statistics to families -------------------------------------------------------------------------------------------
 
 
-def _families(now: ServiceStatistics | None) -> Iterator[Metric]:
-    """All of them; None gives none a value."""
-    peers: list[tuple[tuple[str, ...], PeerStatistics]] = []
-    servers: list[tuple[tuple[str, ...], ServerStatistics]] = []
-    clients: list[tuple[tuple[str, ...], ClientStatistics]] = []
-    if now is not None:
-        peers = [((one.peer, one.transport), one) for one in now.peers]
-        servers = [(_parts(key), one) for key, one in now.servers.items()]
-        clients = [(_parts(key), one) for key, one in now.clients.items()]
+def _of_service(service: RpcService | None) -> Iterator[Metric]:
+    """All families of one; None gives none a value. Raises Closed."""
+    shards = [] if service is None else service.figures_of_shards()
+    now = None if service is None else service.statistics()
+    yield from _of_processes(now, shards)
+    nodes: list[NodeFigures] = [] if now is None else [now]
+    nodes += [one.last for one in shards if one.last is not None]
+    services = [(_parts(key)[:1], one) for node in nodes for key, one in node.servers.items()]
+    counters = [figure for figure in SERVER if figure.kind == "counter"]
+    yield from _read("service", counters, SERVER_LABELS[:1], services)
+    yield _refused("service", SERVER_LABELS[:1], services)
+    clients = [] if now is None else [(_parts(key), one) for key, one in now.clients.items()]
+    yield from _read("client", CLIENT, CLIENT_LABELS, clients)
+    yield _family(
+        "client_servers",
+        "gauge",
+        "Servers that a client knows, by what its balancer thinks of them.",
+        (*CLIENT_LABELS, "state"),
+        (((*labels, state), count) for labels, one in clients for state, count in _states(one).items()),
+    )
+    yield _family("node_rank", "gauge", "This node's number in its job.", (), [] if now is None else [((), now.rank)])
+
+
+def _of_task(server: Server | None) -> Iterator[Metric]:
+    """All families of one; None gives none a value. Raises Closed."""
+    if server is None:
+        yield from _of_processes(None, ())
+        yield from _read("task", TASK, ("task",), ())
+        return
+    yield from _of_processes(server.figures(), server.figures_of_shards())
+    name = device(Task(server.server_def.job_name, server.server_def.task_index))
+    yield from _read("task", TASK, ("task",), [((name,), server.statistics())])
+
+
+def _of_processes(here: NodeFigures | None, shards: Iterable[ShardFigures]) -> Iterator[Metric]:
+    """What this process and its shards have alike."""
+    by_shard = [((str(one.process.index),), one) for one in shards]
+    answered: list[tuple[str, NodeFigures]] = [] if here is None else [("", here)]
+    answered += [(index, one.now) for (index,), one in by_shard if one.now is not None]
+    peers = [((one.peer, one.transport, shard), one) for shard, node in answered for one in node.peers]
+    servers = [((*_parts(key), shard), one) for shard, node in answered for key, one in node.servers.items()]
     yield from _read("peer", PEER, PEER_LABELS, peers)
     yield from _read("server", SERVER, SERVER_LABELS, servers)
-    yield _family(
-        "server_refused",
-        "counter",
-        "Requests refused before a handler ran, by reason.",
-        (*SERVER_LABELS, "reason"),
-        (((*labels, reason), count) for labels, one in servers for reason, count in one.refused.items()),
-    )
+    yield _refused("server", SERVER_LABELS, servers)
     # A method has its 30 series from its first call on: a server has many methods, and most of them are hardly called.
     timings = [((*labels, method), timing) for labels, one in servers for method, timing in one.timings.items() if timing.calls]
     yield _handler_seconds(timings)
@@ -238,16 +305,8 @@ def _families(now: ServiceStatistics | None) -> Iterator[Metric]:
         (*SERVER_LABELS, "method"),
         ((labels, timing.slow) for labels, timing in timings),
     )
-    yield from _read("client", CLIENT, CLIENT_LABELS, clients)
-    yield _family(
-        "client_servers",
-        "gauge",
-        "Servers that a client knows, by what its balancer thinks of them.",
-        (*CLIENT_LABELS, "state"),
-        (((*labels, state), count) for labels, one in clients for state, count in _states(one).items()),
-    )
-    yield from _read("slab", SLAB, (), [] if now is None else [((), now.slab)])
-    yield _family("node_rank", "gauge", "This node's number in its job.", (), [] if now is None else [((), now.rank)])
+    yield from _read("slab", SLAB, ("shard",), [((shard,), node.slab) for shard, node in answered])
+    yield from _read("shard", SHARD, ("shard",), by_shard)
 
 
 def _read(
@@ -256,6 +315,16 @@ def _read(
     for figure in figures:
         samples = ((labels, figure.read(one)) for labels, one in about)
         yield _family(f"{what}_{figure.name}", figure.kind, figure.text, names, samples)
+
+
+def _refused(what: str, names: tuple[str, ...], about: Iterable[tuple[tuple[str, ...], ServerStatistics]]) -> Metric:
+    return _family(
+        f"{what}_refused",
+        "counter",
+        "Requests refused before a handler ran, by reason.",
+        (*names, "reason"),
+        (((*labels, reason), count) for labels, one in about for reason, count in one.refused.items()),
+    )
 
 
 def _family(name: str, kind: str, text: str, names: tuple[str, ...], samples: Samples) -> Metric:

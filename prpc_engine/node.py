@@ -119,7 +119,7 @@ class Node:
         self._closed = False
         identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits, tcp_checksum=tcp_checksum_from())
         self._memory = MemoryTransport(identity, slab)
-        control = replace(identity, limits=replace(limits, bulk_lanes=0))  # to a master, whose messages are all small
+        control = replace(identity, limits=replace(limits, connections_per_peer=1))  # to a master, whose messages are all small
         self._advertise = advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []

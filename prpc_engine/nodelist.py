@@ -2,6 +2,7 @@
 
     nodes  = node { "," node }
     node   = text { "[" range { "," range } "]" text }    each combination, the last bracket turning fastest
+           | "[" IPv6 address "]"                         itself; Slurm has none
     range  = number [ "-" number ]                         as wide as the first number is written: 08-10 is 08, 09, 10
     counts = count { "," count }
     count  = number [ "(x" number ")" ]                    2(x3),1 is 2, 2, 2, 1
@@ -18,6 +19,7 @@ import re
 from prpc_engine.errors import ConfigError
 
 NODES_MAX = 65536  # far above any machine; "n[0-999999999]" must not fill the memory
+_IPV6 = re.compile(r"\[[0-9A-Fa-f.]*:[^\[\],\s]*\]")  # what is within is checked where addresses are made of it
 _NODE = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]*\])+")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
@@ -28,10 +30,11 @@ def expand_nodes(text: str) -> list[str]:
     names: list[str] = []
     position = 0
     while True:
-        node = _NODE.match(text, position)
+        literal = _IPV6.match(text, position)
+        node = literal or _NODE.match(text, position)
         if node is None:
             raise _refusal(text, f"a name is expected at {text[position:]!r}")
-        parts = re.split(r"\[(.*?)\]", node[0])  # text and ranges in turn
+        parts = [node[0]] if literal else re.split(r"\[(.*?)\]", node[0])  # text and ranges in turn
         choices = [_numbers(part, text) if index % 2 else [part] for index, part in enumerate(parts)]
         if len(names) + math.prod(map(len, choices)) > NODES_MAX:
             raise _refusal(text, f"more than {NODES_MAX} nodes")

@@ -43,13 +43,14 @@ from prpc_engine.message import (
 )
 from prpc_engine.paths import Choice
 from prpc_engine.server import Server
-from prpc_engine.stream import Stream
+from prpc_engine.stream import Stream, StreamCall, stream_call
 from shard import (
     CONTEXT,
     BackpressureError,
     CancelledError,
     ClosedError,
     Connection,
+    Future,
     LocalProtocolError,
     PeerLostError,
     Reactor,
@@ -214,34 +215,54 @@ class Peer:
         """Begin a stream; it counts as a call in flight. Raises as request()."""
         if CONTEXT.value is not None:
             timeout_s = inherited_s(timeout_s, self.reactor.clock)
+        body, blocks = self._encode_arguments(arguments)
+        call = stream_call(self._waiter, asked=(method, route))
+        self._open(call, route, key, body, blocks, timeout_s, False)
+        return Stream(call)
+
+    def open_encoded(self, call: StreamCall, route: Route, timeout_s: float | None) -> None:
+        """The same, of a stream that waited for this connection."""
+        body, blocks = self.decoder.for_peer(call.body, call.blocks)
+        self._open(call, route, method_key(call.asked[0]), body, blocks, timeout_s, True)
+
+    def _open(
+        self,
+        call: StreamCall,
+        route: Route,
+        key: int,
+        body: bytes,
+        blocks: Sequence[NDArray[Any]],
+        timeout_s: float | None,
+        stable: bool,
+    ) -> None:
+        method = call.asked[0]
         if len(self._in_flight) >= self._calls_max:
             raise self._too_many(method, route)
-        body, blocks = self._encode_arguments(arguments)
         call_id = self._next_id()
-        call = Call(self._waiter, 0, None, None, self.calls, call_id, (method, route))
+        call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
+        call.line.lead_over(self, call_id)
         may_be_overtaken = HEADER_BYTES + len(body) + sum(block.nbytes for block in blocks) >= self.connection.bulk_bytes_min
-        inbox = Inbox(self._waiter, lambda items: self.send_note(CREDIT, call_id, FROM_CALLER, items))
-        window = Window(self._waiter, 0) if may_be_overtaken else Window(self._waiter)
-        self._streams[call_id] = inbox, window
-        stream = Stream(
-            call, inbox, window,
-            lambda item: self.send_item(call_id, FROM_CALLER, item),
-            lambda: self.send_note(END, call_id, FROM_CALLER, window.sent),
-        )  # fmt: skip
-        call.add_done_callback(lambda _: self._forget_finished(call_id, inbox))
-        self._in_flight[call_id] = call
-        wait_ms = wait_in_ms(timeout_s)
         side = NO_CREDIT if may_be_overtaken else WITH_CREDIT
+        wait_ms = wait_in_ms(timeout_s)
+        client, call.client = call.client, None  # once it has left, whatever comes is the end
+        self._streams[call_id] = call.inbox, call.window
+        self._in_flight[call_id] = call
         try:
-            self._send(_pack(OPEN, side, 0, route.target, call_id, key, wait_ms) + body, blocks)
+            self._send(_pack(OPEN, side, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             self._streams.pop(call_id, None)
+            call.client = client
             if isinstance(error, ShardError):
                 raise self._not_sent(error, method, route) from error
             raise
         self._set_deadline(call, timeout_s)
-        return stream
+        call.opened(not may_be_overtaken)
+        call.add_done_callback(self._answered)
+
+    def _answered(self, call: Future) -> None:
+        assert isinstance(call, StreamCall)
+        self._forget_finished(call.call_id, call.inbox)
 
     def _forget_finished(self, call_id: int, inbox: Inbox) -> None:
         """A stream is over when its call is done and all its items have come, in whichever order that is."""

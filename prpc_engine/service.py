@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Literal
 
 from prpc_engine import errors, slab
-from prpc_engine.about import ABOUT_TARGET
 from prpc_engine.allow import AllowList
 from prpc_engine.call import TIMEOUT_S
 from prpc_engine.client import ClientStatistics, RpcClient
@@ -51,13 +50,14 @@ from prpc_engine.master.watch import TreeEvent
 from prpc_engine.mender import CONNECT_TIMEOUT_S
 from prpc_engine.method import ENGINE
 from prpc_engine.node import Node, Values
-from prpc_engine.peer import PeerStatistics
 from prpc_engine.retry import RetryPolicy
-from prpc_engine.server import Bounds, ServerStatistics
+from prpc_engine.server import Bounds
 from prpc_engine.serving import RpcServer, Servers
+from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
+from prpc_engine.shard_figures import NodeFigures, ShardFigures
 from prpc_engine.sharded import ShardSettings, open_shard
 from prpc_engine.timing import Timing
-from shard import STALL_BUDGET_S, Driver, Future, Limits, ShardGroup, SlabStatistics, auto_shards, pin, restore
+from shard import STALL_BUDGET_S, Driver, Future, Limits, ShardGroup, auto_shards, pin, restore
 
 SHARDS_MAX = 64
 SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
@@ -66,13 +66,10 @@ LINGER_S = 0.2  # at close(), for peers to drop arrays that we lent them: they d
 
 
 @dataclass(frozen=True)
-class ServiceStatistics:
+class ServiceStatistics(NodeFigures):
     """What one asks first when it is stuck: who waits for whom, what has gone where."""
 
     rank: int
-    peers: tuple[PeerStatistics, ...]
-    servers: dict[str, ServerStatistics]  # by "service/server id"
-    slab: SlabStatistics
     clients: dict[str, ClientStatistics]  # by "service/number", counted from 1 in the order they were made here
 
 
@@ -216,7 +213,7 @@ class RpcService:
             advertise=self._advertise,
         )
         self._group.map(open_shard, settings, timeout_s=CONNECT_TIMEOUT_S)
-        self._servers.group = self._group
+        self._servers.use_shards(self._group)
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
         self._check_open()
@@ -352,16 +349,15 @@ class RpcService:
     def statistics(self) -> ServiceStatistics:
         """A snapshot of this process's side: its peers, servers and slab."""
         return ServiceStatistics(
+            **vars(NodeFigures.of(self._node)),
             rank=self.rank,
-            peers=tuple(peer.statistics() for peer in self._node.peers()),
-            servers={
-                f"{one.service}/{one.server_id}": one.statistics()
-                for target, one in list(self._node.servers.items())
-                if target != ABOUT_TARGET
-            },
-            slab=self._node.slab.statistics(),
             clients={key: client.statistics() for key, client in self._living_clients()},
         )
+
+    def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
+        """The same of each shard, in order: they are asked, for `timeout_s` seconds at most. None without any."""
+        self._check_open()
+        return self._servers.figures_of_shards(timeout_s)
 
     def _living_clients(self) -> list[tuple[str, RpcClient]]:
         references = self._clients.valuerefs()  # copied at once: other threads make clients meanwhile

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prpc_engine import errors
@@ -13,11 +16,15 @@ from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node
 from prpc_engine.server import Bounds, Server, ServerStatistics
-from prpc_engine.sharded import serve_in_shard, stop_serving_in_shard
-from prpc_engine.timing import Timing
+from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
+from prpc_engine.shard_figures import ShardFigures, ShardReader
+from prpc_engine.sharded import figures_of_shard, serve_in_shard, stop_serving_in_shard
+from prpc_engine.timing import MethodTiming, Timing
 from shard import Driver, Future, ShardGroup
 
 CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
+ABSENT_S = 2.0  # for a master that is away to come back and hear that a server goes; a restart from its journal takes less
+logger = logging.getLogger("prpc")
 
 
 class RpcServer:
@@ -39,9 +46,14 @@ class RpcServer:
         return self.server_ids[0]
 
     def statistics(self) -> ServerStatistics:
-        """What it did, when it lives in this process."""
+        """What it did. One in shards: the sum of its instances, which are asked; of one that does not answer within
+        shard_figures.TIMEOUT_S, what it said last."""
         server = self._owner.node.servers.get(self._targets[0])
-        return server.statistics() if server is not None else ServerStatistics()
+        if server is not None:
+            return server.statistics()
+        names = {f"{self.name}/{server_id}" for server_id in self.server_ids}
+        said = [shard.last.servers for shard in self._owner.figures_of_shards() if shard.last is not None]
+        return total_of(one for servers in said for name, one in servers.items() if name in names)
 
     def create_dealer(self) -> Dealer:
         """One more dealer that receives this server's requests. Raises ConfigError for a server of methods."""
@@ -62,7 +74,8 @@ class RpcServer:
     def close(self, drain_s: float = 0.0) -> None:
         """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds, and then end it.
 
-        What is ended so raises Cancelled at its caller, what had not begun by then Stopping. Again: does nothing.
+        What is ended so raises Cancelled at its caller, what had not begun by then Stopping. A master that is away is waited for
+        ABSENT_S seconds, and hears of it when it is back. Again: does nothing.
         """
         if not self._closed:
             self._closed = True
@@ -70,9 +83,22 @@ class RpcServer:
             self._owner.remove(self._targets, drain_s)
 
 
+def total_of(all_statistics: Iterable[ServerStatistics]) -> ServerStatistics:
+    """The sum of what several servers did."""
+    counts: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    timings: dict[str, MethodTiming] = {}
+    for one in all_statistics:
+        refused.update(one.refused)
+        for method, timing in one.timings.items():
+            timings[method] = timings[method] + timing if method in timings else timing
+        counts.update({name: value for name, value in vars(one).items() if isinstance(value, int)})
+    return ServerStatistics(**counts, refused=dict(refused), timings=timings)
+
+
 @dataclass
 class Servers:
-    """See the file's head. Owned by an RpcService, which sets `group` once it has shards, and `closed` at its end."""
+    """See the file's head. Owned by an RpcService, which calls use_shards() once it has any, and sets `closed` at its end."""
 
     node: Node
     driver: Driver
@@ -80,7 +106,16 @@ class Servers:
     allow: AllowList
     timing: Timing | None
     group: ShardGroup | None = None
+    reader: ShardReader | None = None
     closed: bool = False
+
+    def use_shards(self, group: ShardGroup) -> None:
+        """From now on servers may live in these, too."""
+        self.group, self.reader = group, ShardReader(group, figures_of_shard)
+
+    def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
+        """What each shard did; see ShardReader.read()."""
+        return self.reader.read(timeout_s) if self.reader is not None and not self.closed else ()
 
     def create(self, name: str, served: object, server_id: int, sharded: bool, bounds: Bounds | None) -> RpcServer:
         """See RpcService.create_server()."""
@@ -123,11 +158,28 @@ class Servers:
             if server is None:
                 continue
             if not self.closed:
-                self.session.deregister_server(target).result()
+                self._deregister(server, target)
                 self._drain(server, drain_s)
             self.node.servers.pop(target, None)
         if self.group is not None and not self.closed:
             self.group.map(stop_serving_in_shard, targets, drain_s, timeout_s=drain_s + TIMEOUT_S)
+
+    def _deregister(self, server: Server, target: int) -> None:
+        """Have the master tell clients, before they are refused here."""
+        told = self.session.deregister_server(target)
+        while True:
+            try:
+                told.result(ABSENT_S)
+                return
+            except TimeoutError:
+                if not self.session.connected:  # what was asked goes on waiting for it in the session
+                    logger.warning(
+                        "server %d of %r goes, and the master at %s, which is away, hears of it when it is back",
+                        server.server_id,
+                        server.service,
+                        self.session.address,
+                    )
+                    return
 
     def _drain(self, server: Server, drain_s: float) -> None:
         """Let what has begun go on for so long, then end it."""

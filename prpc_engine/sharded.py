@@ -19,6 +19,7 @@ from prpc_engine.config import TlsSettings
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node, Values
 from prpc_engine.server import Bounds, Server
+from prpc_engine.shard_figures import NodeFigures
 from prpc_engine.timing import Timing
 from shard import Limits, ShardError, this_shard
 
@@ -107,6 +108,11 @@ async def stop_serving_in_shard(targets: tuple[int, ...], drain_s: float) -> Non
             await here.session.deregister_server(target)
             await _drain(here, server, drain_s)
             here.node.servers.pop(target, None)
+
+
+def figures_of_shard() -> NodeFigures:
+    """What this shard did so far."""
+    return NodeFigures.of(_here().node)
 
 
 async def _drain(here: _ShardNode, server: Server, drain_s: float) -> None:

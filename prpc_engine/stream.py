@@ -10,18 +10,27 @@ The server's REPLY or FAILURE is the end of both directions, the caller's END th
             stream.send(batch)
         stream.end()
         total = stream.result(timeout_s=5)
+
+A stream is there at once, like the future of a call, and waits for its connection where that is still to be made (mender.py):
+
+    state     event                                        next
+    waiting   OPEN has left                                open      items may be sent; END follows if end() was called meanwhile
+    waiting   OPEN could not be sent                       waiting, or over: as any call that reached nobody (retry.py)
+    open      REPLY, FAILURE, the connection is lost       over      nothing is sent again: items may have been taken
+    any       deadline, cancel(), the client is closed     over
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from prpc_engine import errors
 from prpc_engine.call import Call
-from prpc_engine.halves import Inbox, Window
+from prpc_engine.halves import WINDOW_ITEMS, Inbox, Waits, Window
 from prpc_engine.job import Job
+from prpc_engine.message import CREDIT, END, FROM_CALLER
 from shard import CONTEXT, Future
 
 
@@ -53,24 +62,102 @@ def incoming() -> Incoming:
     return Incoming(job.inbox)
 
 
+class Carrier(Protocol):
+    """What a stream is opened over: a Peer."""
+
+    def send_item(self, call_id: int, side: int, item: Any) -> None:
+        """See Peer."""
+
+    def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
+        """See Peer."""
+
+
+class Line:
+    """The caller's way to the server: what a stream sends apart from OPEN goes through here."""
+
+    def __init__(self) -> None:
+        self.is_open = False  # OPEN has left: nothing may overtake it
+        self._carrier: Carrier | None = None
+        self._call_id = 0
+        self._ended_after: int | None = None  # items; None: more may come
+
+    def lead_over(self, carrier: Carrier, call_id: int) -> None:
+        """OPEN is about to leave over it under that number. Again, when that failed."""
+        self._carrier, self._call_id = carrier, call_id
+
+    def opened(self) -> None:
+        """OPEN has left."""
+        self.is_open = True
+        self._tell_end()
+
+    def end(self, items: int) -> None:
+        """The caller will send no more than so many. The server may be told twice, when another thread opens it meanwhile."""
+        self._ended_after = items
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        if self.is_open and self._ended_after is not None:
+            self._over().send_note(END, self._call_id, FROM_CALLER, self._ended_after)
+
+    def grant(self, items: int) -> None:
+        """So many items of the server were taken."""
+        self._over().send_note(CREDIT, self._call_id, FROM_CALLER, items)
+
+    def send_item(self, item: Any) -> None:
+        """One item, for which there is credit. Raises as Peer.send_item()."""
+        self._over().send_item(self._call_id, FROM_CALLER, item)
+
+    def _over(self) -> Carrier:
+        assert self._carrier is not None, "neither credit nor items before OPEN"
+        return self._carrier
+
+
+class StreamCall(Call, kw_only=True):
+    """The call of a stream, with its two halves: it waits for a connection, ends and is given up as any other call."""
+
+    inbox: Inbox
+    window: Window
+    line: Line
+    ready: Future  # done when it is open, or over
+
+    def opened(self, has_credit: bool) -> None:
+        """OPEN has left; `has_credit`: no item can overtake it, so that the first may follow at once."""
+        self.body, self.blocks = b"", ()
+        self.line.opened()
+        if has_credit:
+            self.window.grant(WINDOW_ITEMS)
+        self.ready.set_result(None)
+
+
+def stream_call(waiter: Waits | None, **fields: Any) -> StreamCall:
+    """A new one; `fields` are those of Call."""
+    line = Line()
+    inbox, window = Inbox(waiter, line.grant), Window(waiter, 0)
+    call = StreamCall(waiter, inbox=inbox, window=window, line=line, ready=Future(waiter), **fields)
+    call.add_done_callback(_finish)
+    return call
+
+
+def _finish(call: Future) -> None:
+    assert isinstance(call, StreamCall)
+    error = call.error()
+    call.inbox.finish(error)
+    call.window.close(error or errors.Closed("the stream is over: the server has answered"))
+    call.ready.set_result(None)
+
+
 class Stream:
     """The caller's side. Iterate for what the server yields; send() and end() for what it takes; result() for what it returns.
 
-    One thread or task iterates, one sends. Leaving its `with` cancels what has not ended.
+    One thread or task iterates, one sends. Leaving its `with` cancels what has not ended. What kept it from being opened is
+    raised by whichever of these comes first; `async with` waits until it is open, and raises that itself.
     """
 
-    def __init__(self, call: Call, inbox: Inbox, window: Window, send: Callable[[Any], None], end: Callable[[], None]) -> None:
-        self._call = call
-        self._inbox = inbox
-        self._window = window
-        self._send = send
-        self._end = end
-        call.add_done_callback(self._finished)
-
-    def _finished(self, call: Future) -> None:
-        error = call.error()
-        self._inbox.finish(error)
-        self._window.close(error or errors.Closed("the stream is over: the server has answered"))
+    def __init__(self, call: StreamCall) -> None:
+        self.call = call
+        self._inbox = call.inbox
+        self._window = call.window
+        self._line = call.line
 
     # -- what the server yields ------------------------------------------------------------------------------------------
 
@@ -100,31 +187,31 @@ class Stream:
         """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError, and what ended the stream."""
         while (credit := self._window.take()) is not None:
             credit.result(timeout_s)
-        self._send(item)
+        self._line.send_item(item)
 
     async def asend(self, item: Any) -> None:
         """send() for a task or an asyncio coroutine."""
         while (credit := self._window.take()) is not None:
             await credit
-        self._send(item)
+        self._line.send_item(item)
 
     def end(self) -> None:
         """Nothing more will be sent: the server's iteration ends."""
-        self._end()
+        self._line.end(self._window.sent)
 
     # -- how it ends -----------------------------------------------------------------------------------------------------
 
     def result(self, timeout_s: float | None = None) -> Any:
         """What the server's method returns at its end; None for a generator. Raises TimeoutError, and what ended the stream."""
-        return self._call.result(timeout_s)
+        return self.call.result(timeout_s)
 
     def done(self) -> bool:
         """Whether the server has answered, or the stream was given up."""
-        return self._call.done()
+        return self.call.done()
 
     def cancel(self) -> bool:
         """Give it up; the server's method is ended. False when it was over before."""
-        return self._call.cancel()
+        return self.call.cancel()
 
     def __enter__(self) -> Stream:
         return self
@@ -133,6 +220,13 @@ class Stream:
         self.cancel()
 
     async def __aenter__(self) -> Stream:
+        try:
+            await self.call.ready
+            if not self._line.is_open:
+                await self.call  # which raises why
+        except BaseException:  # a cancelled task will not come to __aexit__()
+            self.cancel()
+            raise
         return self
 
     async def __aexit__(

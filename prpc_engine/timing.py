@@ -55,6 +55,11 @@ class MethodTiming:
         """That have ended, whether they returned or raised."""
         return sum(self.buckets)
 
+    def __add__(self, other: MethodTiming) -> MethodTiming:
+        """Both together."""
+        buckets = tuple(map(int.__add__, self.buckets, other.buckets))
+        return MethodTiming(self.total_s + other.total_s, self.slow + other.slow, buckets)
+
 
 class MethodTimer:
     """Of one method of one server. Counts in the reactor's thread; statistics() from any."""

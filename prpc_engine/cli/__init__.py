@@ -17,12 +17,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import prpc_engine
+from prpc_engine.config import check_environment
 from prpc_engine.errors import ConfigError, RpcError
 from shard import ShardError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+LOOK_ONLY = ("config", "doctor", "gc", "version")  # whatever the environment says, and some of them tell what is wrong with it
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130  # 130: 128 + SIGINT, as shells say it
 READER_GONE = 141  # 128 + SIGPIPE: whoever read our output went away, as in `prpc doctor | head -1`
 
@@ -36,6 +38,7 @@ COMMANDS = {
     "master": "serve names, ids, locks and barriers to the nodes of a job",
     "launch": "run a command as scheduler, servers and workers of ps-lite's kind on this machine",
     "run": 'run a script of TensorFlow with protocol="prpc", or a whole cluster of it on this machine',
+    "config": "say what holds in this environment, and where it comes from",
     "gc": "remove shared memory that dead processes left behind",
     "version": "say which versions these are",
 }
@@ -80,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return WRONG_USAGE
         args = parser.parse_args(given)
+        if args.command not in LOOK_ONLY:
+            check_environment()
         code: int = _module_of(args.command).run(args)
         sys.stdout.flush()
         return code

@@ -132,6 +132,11 @@ def _check(args: argparse.Namespace, replicas: int) -> None:
     """Raises ConfigError for what does not go together."""
     from prpc_engine.errors import ConfigError
 
+    if args.json not in (None, "-"):
+        try:
+            Path(args.json).open("a").close()  # now, and not when all is done
+        except OSError as error:
+            raise ConfigError(f"prpc demo --json {args.json}: it cannot be written: {error.strerror}") from error
     if args.kill_server and not replicas:
         raise ConfigError("prpc demo --kill-server --replicas 0: without a copy the tables are lost; at least 1 is needed")
     if replicas and args.shards:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from prpc_engine import cli
 from prpc_engine.cli.checks import Finding, Verdict, examine, examine_peer
+from prpc_engine.cli.console import make_console
 from prpc_engine.config import secret_from
 from prpc_engine.errors import ConfigError
 
@@ -50,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
 def show(findings: list[Finding]) -> None:
     """A table, and a line that sums it up."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -60,7 +60,7 @@ def show(findings: list[Finding]) -> None:
     for finding in findings:
         verdict = Text(finding.verdict, style=COLOURS[finding.verdict])
         table.add_row(verdict, Text(finding.fact), Text(finding.value), Text(finding.advice))
-    console = Console()
+    console = make_console()
     console.print(table)
     counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in COLOURS}
     console.print(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['bad']} bad", highlight=False)

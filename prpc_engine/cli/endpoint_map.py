@@ -14,7 +14,7 @@ from prpc_engine.address import PORT_MAX, Address
 from prpc_engine.cli.probe import probe_all
 from prpc_engine.cluster_spec import ClusterSpec, parse_tf_config
 from prpc_engine.config import check_number
-from prpc_engine.endpoint_map import FILE_NAME, EndpointMap, data_endpoints, render
+from prpc_engine.endpoint_map import FILE_NAME, LINE_EXPECTED, EndpointMap, data_endpoints, render
 from prpc_engine.endpoint_map_file import EndpointMapFile
 from prpc_engine.errors import ConfigError
 from prpc_engine.network import ENDPOINT_MAP_FOLDER, Found
@@ -48,7 +48,7 @@ def add_parser(commands: Commands) -> None:
     make.add_argument("--ps-hosts", "--ps_hosts", metavar="H:P,...", help="control addresses of the ps")
     make.add_argument("--worker-hosts", "--worker_hosts", metavar="H:P,...", help="control addresses of the workers")
     make.add_argument("--slurm", action="store_true", help="the nodes of this Slurm job, SLURM_TASKS_PER_NODE tasks on each")
-    make.add_argument("--hosts", metavar="LIST", help="hosts, as Slurm writes them too: node[01-03,7],other")
+    make.add_argument("--hosts", metavar="LIST", help="hosts, as Slurm writes them too: node[01-03,7],[fd00::1]")
     make.add_argument("--tasks-per-node", type=int, metavar="N", help="for --slurm and --hosts (default: Slurm's, else 1)")
     make.add_argument(
         "--base-port",
@@ -169,10 +169,16 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _pairs(endpoint_map: EndpointMap, tf_config: str | None) -> list[tuple[Address, Address]]:
-    """Control and data address of each task of the cluster; without one, of each entry."""
+    """Control and data address of each task of the cluster; without one, of each entry. Raises ConfigError for what tasks would
+    refuse: entries that share an address, tasks without an entry, and none at all."""
+    if not endpoint_map.entries:
+        raise ConfigError(f"{endpoint_map.file} has no line for any task: {LINE_EXPECTED}")
     if tf_config is None:
-        return [(entry.control, entry.data) for entry in endpoint_map.entries.values()]
-    cluster = parse_tf_config(tf_config).cluster
+        cluster = ClusterSpec({"entry": [str(control) for control in endpoint_map.entries]})
+    else:
+        cluster = parse_tf_config(tf_config).cluster
+        if not cluster.addresses:
+            raise ConfigError(f"TF_CONFIG={tf_config!r:.100} has no cluster to hold the map against: name one, or unset it")
     endpoints = data_endpoints(cluster, endpoint_map)
     for entry in endpoints.unused:
         print(f"{endpoint_map.file}:{entry.line}: {entry.control} is the address of no task in TF_CONFIG")

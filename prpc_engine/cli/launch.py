@@ -9,10 +9,14 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
+from prpc_engine.config import check_number
 from prpc_engine.kv.pslite.launch import launch
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands
+
+
+REPEATS_MAX = 1_000_000  # as `launch` bounds restarts
 
 
 def add_parser(commands: Commands) -> None:
@@ -52,6 +56,7 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """The exit code of the first process that failed, or 0."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
+    check_number("--repeat", args.repeat, 1, REPEATS_MAX)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         for number in range(1, args.repeat + 1):

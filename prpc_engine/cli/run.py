@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     if not os.path.isfile(args.script):
         raise ConfigError(f"{args.script!r} is not there: a script of Python is expected")
     command = [sys.executable, "-m", "prpc_engine.tensorflow", "--protocol", args.protocol, args.script, *args.arguments]
-    if not (args.ps or args.workers or args.chief):
+    if not (args.ps or args.workers or args.chief or args.evaluator):
+        if args.flags or args.timeout_s is not None:
+            raise ConfigError("--flags and --timeout-s are for a whole cluster on this machine: --workers says how large")
         sys.stdout.flush()
         os.execv(sys.executable, command)  # an ordinary process of the script's own, tracebacks, signals and all
     tasks = {PS: args.ps, CHIEF: int(args.chief), WORKER: args.workers, EVALUATOR: int(args.evaluator)}

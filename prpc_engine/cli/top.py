@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from prpc_engine import cli, errors
 from prpc_engine.about import ABOUT_ROUTE, STATISTICS
 from prpc_engine.address import Address
+from prpc_engine.cli.console import make_console
 from prpc_engine.cli.top_table import HEADINGS, Answer, Row, cells, rows
 from prpc_engine.cli.visitor import visiting_node
 from prpc_engine.config import secret_from, transports_from
@@ -122,10 +123,9 @@ def _ask(node: Node, one: Answer) -> Answer:
 
 def _show(looks: Iterator[list[Row]], once: bool) -> None:
     """A table, refreshed in place where the output is a terminal; one after the other where it is not."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console()
+    console = make_console()
     if once or not console.is_terminal:
         for found in looks:
             console.print(_table(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from prpc_engine.config import limits_from
+from prpc_engine.config import check_environment, limits_from
 from prpc_engine.master.master import close_in_reactor
 from prpc_engine.node import Node
 from shard import Driver, Slab
@@ -13,7 +13,8 @@ from shard import Driver, Slab
 
 @contextlib.contextmanager
 def visiting_node(name: str, transports: tuple[str, ...], secret: bytes) -> Iterator[Node]:
-    """Closed at the end. `name`: of its thread."""
+    """Closed at the end. `name`: of its thread. Raises ConfigError."""
+    check_environment()
     driver, slab = Driver(False, name), Slab()
     try:
         node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports, "127.0.0.1", 0)

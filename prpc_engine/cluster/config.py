@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from prpc_engine.cluster.rendezvous import BYTES_MAX, TENSORS_MAX
 from prpc_engine.config import TlsSettings, check_number
+from prpc_engine.errors import ConfigError
 from shard import Limits
 
 SHARDS_MAX = 64
@@ -14,7 +15,7 @@ SHARDS_MAX = 64
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Raises ConfigError.
+    """Raises ConfigError; a Server it is given to does so for the rest.
 
     tensor_fuse   receives of one source and step leave together (fuse.py). None: as PRPC_TENSOR_FUSE says, else not
     shards        processes that answer receives over tcp, all at the task's data port (relay.py); None: as many as
@@ -37,6 +38,8 @@ class ServerConfig:
     bytes_max: int = BYTES_MAX
 
     def __post_init__(self) -> None:
+        if self.tensor_fuse not in (None, True, False):
+            raise ConfigError(f"tensor_fuse={self.tensor_fuse!r}: True, False and None are allowed")
         if self.shards is not None:
             check_number("shards", self.shards, 0, SHARDS_MAX)
         if self.tensors_max is not None:

@@ -22,19 +22,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import multiprocess
+
 from prpc_engine import errors, slab
 from prpc_engine.address import Address
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import CONTROL_TARGET, DATA_TARGET, HELLO, Facts, check_plan
 from prpc_engine.cluster.cores import take_cores
 from prpc_engine.cluster.relay import Relays
-from prpc_engine.config import TlsSettings, allow_from, limits_from, secret_from, transports_from
+from prpc_engine.config import TlsSettings, allow_from, check_environment, limits_from, secret_from, transports_from
 from prpc_engine.master.master import close_in_reactor
 from prpc_engine.method import ENGINE
 from prpc_engine.network import NetworkSettings
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server as Methods
+from prpc_engine.shard_figures import ShardFigures
 from shard import Driver, Limits, pin, restore, usable_cores
 
 LINGER_S = 0.2  # at close(), for receivers to drop arrays that we lent them
@@ -68,6 +71,7 @@ def place_from(
     settings: NetworkSettings,
 ) -> Place:
     """From what the user said. Raises ConfigError."""
+    check_environment()
     transports = transports_from(config.transports)
     return Place(
         task=task,
@@ -108,6 +112,11 @@ class Endpoint:
     """See the file's head. Owned by a Server. `methods` are those of the data node. Raises AddressInUse, ConfigError."""
 
     def __init__(self, place: Place, methods: Mapping[str, Callable[..., Any]], on_peer_lost: Callable[[Peer], None]) -> None:
+        if getattr(multiprocess.current_process(), "_inheriting", False):  # as multiprocess itself looks
+            raise errors.ConfigError(
+                f"{place.task} is started while a shard of it imports the script: make the Server under "
+                '`if __name__ == "__main__":`, which shards do not run'
+            )
         self._place = place
         self._methods = methods
         self._relays: Relays | None = None
@@ -137,7 +146,9 @@ class Endpoint:
 
     def _node(self, what: str, transports: Sequence[str], address: Address) -> Node:
         place = self._place
-        limits = replace(place.limits, bulk_lanes=0) if what == "control" else place.limits  # its messages are all small
+        limits = (
+            replace(place.limits, connections_per_peer=1) if what == "control" else place.limits
+        )  # its messages are all small
         text = f"{place.task} cannot listen for {what} at {address}"
         host = _listening_host(address.host)
         try:
@@ -185,6 +196,10 @@ class Endpoint:
     def shard_connections(self) -> tuple[int, ...]:
         """How many connections each of them has."""
         return self._relays.connections() if self._relays is not None else ()
+
+    def figures_of_shards(self, timeout_s: float) -> tuple[ShardFigures, ...]:
+        """What each of them did; see ShardReader.read()."""
+        return self._relays.figures(timeout_s) if self._relays is not None else ()
 
     def _hello(self, plan: str, task: str, incarnation: int) -> list[Any]:
         me = self.me

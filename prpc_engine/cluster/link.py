@@ -38,6 +38,7 @@ from prpc_engine.cluster.errors import TaskLost, TaskUnreachable, typed
 from prpc_engine.master.protocol import FixedRoute
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
+from prpc_engine.paths import Choice
 from prpc_engine.peer import Peer
 from shard import VALUE, Future, ShardError, Timer
 
@@ -54,6 +55,7 @@ class LinkStatistics:
 
     state: str  # "down", "connecting", "up"
     transport: str  # "" when it is not up
+    choice: Choice | None  # how it was chosen, and why not those before it; None when it is not up, or the task chose
     incarnation: int  # of the task when it was last connected; 0: never
     waiting: int  # requests that wait for the connection
     requests: int  # sent over it, or to be
@@ -73,8 +75,9 @@ class Errand(Future):
     def cancel(self, error: BaseException | None = None) -> bool:
         """Nobody waits for it any more; the task is told."""
         ended = Future.cancel(self, error)
-        if self.call is not None:
-            self.call.cancel()
+        call = self.call  # which the reactor takes away when it is answered
+        if call is not None:
+            call.cancel()
         return ended
 
 
@@ -110,6 +113,7 @@ class Link:
         self._waiting: list[Errand] | None = None  # None: not connecting
         self._closed = False
         self._requests = 0
+        self._why = ""  # the last attempt to connect failed
         self.peer: Peer | None = None
         self.incarnation = 0
 
@@ -120,6 +124,7 @@ class Link:
         return LinkStatistics(
             state="up" if is_up else "down" if waiting is None else "connecting",
             transport=peer.connection.transport if peer is not None and is_up else "",
+            choice=peer.choice if peer is not None and is_up else None,
             incarnation=self.incarnation,
             waiting=len(waiting or ()),
             requests=self._requests,
@@ -205,8 +210,8 @@ class Link:
         if errand.call is None:  # else the peer's table sees to it
             errand.set_error(
                 errors.DeadlineExceeded(
-                    f"{errand.what} was not asked of {self._text} before the deadline: it is not connected; start it, allow a "
-                    "larger timeout_s, or look whether it can be reached"
+                    f"{errand.what} was not asked of {self._text} before the deadline: it is not connected{self._why}; start it, "
+                    "allow a larger timeout_s, or look whether it can be reached"
                 )
             )
 
@@ -220,13 +225,16 @@ class Link:
             try:
                 peer = self._meet()
             except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded) as error:
+                self._why = f" ({error})"
                 waited_s = time.monotonic() - started
                 text = (
                     f"{self._text} does not answer ({waited_s:.1f} s): {error}; start it, or allow more time by "
                     f"NETWORK_MAX_CONNECTION_TIMEOUT, which is {self._patience_s * 1e3:.0f} ms"
                 )
-                if waited_s >= self._patience_s or not self._goes_on(TaskUnreachable(text)):
+                if waited_s >= self._patience_s:
                     self._end(TaskUnreachable(text))
+                    return
+                if not self._goes_on(TaskUnreachable(text)):
                     return
                 if not is_told:
                     is_told = True
@@ -234,8 +242,10 @@ class Link:
                 self._on_failure()
             except Exception as error:  # another cluster, another secret, closed; or a bug, which those that wait must hear of
                 self._end(self._failure(error))
+                self._on_failure()
                 return
             else:
+                self._why = ""
                 self._up(peer)
                 if is_told:
                     logger.info("%s is there, after %.3g s", self._text, time.monotonic() - started)
@@ -274,12 +284,13 @@ class Link:
         return errors.RpcError(f"{self._text} was not asked: {type(error).__name__}: {error}")
 
     def _goes_on(self, error: errors.RpcError) -> bool:
-        """After an attempt: what is not patient fails; whether anything else waits."""
+        """After an attempt: what is not patient fails; whether anything else waits. If not, whatever comes next begins anew."""
         with self._guard:
             assert self._waiting is not None
             hasty = [errand for errand in self._waiting if not errand.is_patient]
-            self._waiting[:] = [errand for errand in self._waiting if errand.is_patient and not errand.finished]
-            goes_on = bool(self._waiting) and not self._closed
+            patient = [errand for errand in self._waiting if errand.is_patient and not errand.finished]
+            self._waiting = patient if patient and not self._closed else None
+            goes_on = self._waiting is not None
         for errand in hasty:
             self._fail(errand, error)
         return goes_on

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from prpc_engine.cluster_spec import ClusterSpec, Task, TfConfig, parse_tf_config
+from prpc_engine.cluster_spec import EVALUATOR, TASKS_MAX, ClusterSpec, Task, TfConfig, parse_tf_config
+from prpc_engine.config import check_number
 from prpc_engine.endpoint_map import DataEndpoints
 from prpc_engine.errors import ConfigError
 from prpc_engine.network import TASK_INDEX
@@ -33,7 +34,7 @@ class Names:
 
     def number(self, name: str) -> int:
         """Of the task with that device. Raises ConfigError, which lists what there is."""
-        number = self._numbers.get(name)
+        number = self._numbers.get(name) if isinstance(name, str) else None
         if number is None:
             raise self._no_such(name)
         return number
@@ -95,6 +96,8 @@ def who_am_i(
         if len(spec.jobs) > 1:
             raise ConfigError(f"job_name=None: this process is of one of the jobs {', '.join(spec.jobs)}; say which")
         job_name = spec.jobs[0]
+    if job_name == EVALUATOR and job_name not in spec.jobs:
+        raise ConfigError("an evaluator that is not in the cluster has no Server: it reads checkpoints, and no task talks to it")
     if task_index is None and told is not None and told.job == job_name:
         task_index = told.index
     if task_index is None:
@@ -104,5 +107,6 @@ def who_am_i(
         if len(indices) != 1:
             raise ConfigError(f"task_index=None: job {job_name!r} has the tasks {_ranges(indices)}; say which, or set TASK_INDEX")
         task_index = indices[0]
+    check_number("task_index", task_index, 0, TASKS_MAX - 1)
     spec.task_address(job_name, task_index)
     return spec, Task(job_name, task_index)

@@ -39,7 +39,20 @@ from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
-from shard import CoreLocks, Dealer, DealtPort, Driver, Limits, RestartPolicy, ShardGroup, bind_memory, pin, this_shard
+from prpc_engine.shard_figures import NodeFigures, ShardFigures, ShardReader
+from shard import (
+    CoreLocks,
+    Dealer,
+    DealtPort,
+    Driver,
+    Limits,
+    RestartPolicy,
+    ShardError,
+    ShardGroup,
+    bind_memory,
+    pin,
+    this_shard,
+)
 
 OPEN_TIMEOUT_S = 30.0  # for a shard to reach its application, on a machine that is starting a whole job
 RESTART = RestartPolicy("on-failure")
@@ -71,6 +84,7 @@ class Relays:
         self._dealer: Dealer | None = None
         try:
             self._group = ShardGroup(count, polling=polling, pin=False, driver=driver, restart=RESTART)
+            self._reader = ShardReader(self._group, figures_of_relay)
         except ValueError as error:
             self._locks.close()
             raise ConfigError(f"communication shards: {error}") from error
@@ -116,6 +130,10 @@ class Relays:
         """How many connections each shard has that takes any, in the order they were started."""
         return self._dealer.connections() if self._dealer is not None else ()
 
+    def figures(self, timeout_s: float) -> tuple[ShardFigures, ...]:
+        """What each shard did; see ShardReader.read()."""
+        return self._reader.read(timeout_s)
+
     def close(self) -> None:
         """End the shards, and let others have their cores."""
         self._group.close()
@@ -158,14 +176,15 @@ class _Relay:
         asker = calling_peer()
         # Its deadline is that of who asks us (context.py).
         call = self._application.request(self._route, method, method_key(method), arguments, None, True)
-        self._under_way[asker].add(call)
+        under_way = self._under_way[asker]
+        under_way.add(call)
         try:
             return await call
         except RemoteError as error:
             raise _raised_again(error) from None
         finally:
             call.cancel()  # when we are cancelled ourselves
-            self._under_way[asker].discard(call)
+            under_way.discard(call)  # not by the asker's name: it may be forgotten already
 
     def _peer_lost(self, peer: Peer) -> None:
         for call in list(self._under_way.pop(peer, ())):
@@ -188,3 +207,10 @@ def open_relay(settings: RelaySettings) -> None:
     """Make this shard's relay."""
     global _relay
     _relay = _Relay(settings)
+
+
+def figures_of_relay() -> NodeFigures:
+    """What this shard did so far."""
+    if _relay is None:
+        raise ShardError("open_relay() comes first")
+    return NodeFigures.of(_relay.node)

@@ -5,12 +5,15 @@
     entry          put()       ask()       its request ends unanswered       all tensors of its request are there
     (none)         ready       wanted
     ready          Duplicate   held
-    wanted         held        Duplicate   (none)
-    held           Duplicate   Duplicate   ready                             taken: the tensors go, the entry stays
+    wanted         held        replaces    (none)
+    held           Duplicate   replaces    ready                             taken: the tensors go, the entry stays
     taken          Duplicate   Duplicate
 
 A request names one key or more and is answered when all their tensors are there: one that comes early waits. A tensor is taken
 at most once; that of a request that ended before it was answered (deadline, lost or cancelled receiver) is ready again.
+
+One that names a key of another that still waits replaces it: a receiver whose deadline has passed may ask again before the end of
+its first request is known here. Should somebody wait for the first one still, that is told Duplicate.
 
     step           abort()     every request in it ends with the error, its tensors go, and what comes later gets the error too
                    cleanup()   the same for requests; then the step is forgotten, and its number may be used anew
@@ -23,7 +26,7 @@ duplicates, and that they were aborted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,8 +111,8 @@ class Rendezvous:
                 raise Duplicate(f"{key!r} of step {step} was sent before: send one tensor a key and step, or cleanup({step})")
             if size and self.nbytes + size > self._bytes_max:
                 raise Backpressure(
-                    f"{key!r} of step {step} was not sent: {self.nbytes} bytes wait for their receivers, {self._bytes_max} may; "
-                    "receive them, or cleanup() steps that are over"
+                    f"{key!r} of step {step}, {size} bytes, was not sent: {self.nbytes} bytes wait for their receivers, "
+                    f"{self._bytes_max} may; receive them, or cleanup() steps that are over, or allow more by bytes_max"
                 )
             if entry is None:
                 self._make_room(there, step, key, 1)
@@ -122,25 +125,35 @@ class Rendezvous:
             request.missing -= 1
             return None if request.missing else (request, self._take(request))
 
-    def ask(self, step: int, destination: int, keys: Sequence[str], asker: object) -> tuple[Request, list[Tensor] | None]:
-        """A receiver wants these. The tensors when all are there; else None: put() will give them."""
+    def ask(
+        self, step: int, destination: int, keys: Sequence[str], asker: object
+    ) -> tuple[Request, list[Tensor] | None, Iterable[Request]]:
+        """A receiver wants these. The tensors when all are there, else None: put() will give them; and the requests that this one
+        replaces, to be ended with Duplicate."""
         with self._guard:
             there = self._living(step)
             found = [there.entries.get((destination, key)) for key in keys]
+            replaced: dict[Request, None] = {}
             for key, entry in zip(keys, found, strict=True):
-                if entry is not None and (entry.is_taken or entry.request is not None):
-                    what = "received" if entry.is_taken else "asked for"
-                    raise Duplicate(f"{key!r} of step {step} was {what} before: a tensor is received once")
+                if entry is not None:
+                    if entry.is_taken:
+                        raise Duplicate(f"{key!r} of step {step} was received before: a tensor is received once")
+                    if entry.request is not None:
+                        replaced[entry.request] = None
             if len(set(keys)) < len(keys):
-                raise Duplicate(f"step {step}: one key twice in one request: {list(keys)!r}")
+                raise Duplicate(f"step {step}: one key twice in one request: {list(keys)!r:.100}")
             self._make_room(there, step, keys[0], found.count(None))
+            if replaced:  # they have room for what this one takes over
+                for one in replaced:
+                    self._release(there, one)
+                found = [there.entries.get((destination, key)) for key in keys]
             request = Request(step, destination, keys, asker)
             for key, entry in zip(keys, found, strict=True):
                 entry = entry or self._enter(there, destination, key)
                 entry.request = request
                 request.entries.append(entry)
                 request.missing -= entry.is_ready
-            return request, None if request.missing else self._take(request)
+            return request, None if request.missing else self._take(request), replaced
 
     def give_up(self, request: Request) -> None:
         """Nobody waits for its answer any more; again, or when it was answered: does nothing."""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from types import TracebackType
 from typing import Any
 
@@ -34,7 +35,7 @@ from prpc_engine.call import TIMEOUT_S
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import ABORT, RECEIVE
 from prpc_engine.cluster.endpoint import Endpoint, place_from
-from prpc_engine.cluster.errors import StepAborted
+from prpc_engine.cluster.errors import Duplicate, StepAborted
 from prpc_engine.cluster.fuse import Collector
 from prpc_engine.cluster.link import Errand, Link, LinkStatistics
 from prpc_engine.cluster.names import Names, device, plan_of, who_am_i
@@ -47,6 +48,8 @@ from prpc_engine.context import calling_peer
 from prpc_engine.endpoint_map_file import load_data_endpoints
 from prpc_engine.network import NetworkSettings
 from prpc_engine.peer import Peer
+from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
+from prpc_engine.shard_figures import NodeFigures, ShardFigures
 from shard import Future, SlabStatistics
 
 PROTOCOLS = ("prpc", "grpc++")  # two names of one
@@ -55,6 +58,7 @@ KEY_CHARS_MAX = 1024  # what TensorFlow makes of devices, edge, frame and iterat
 KEYS_MAX = 4096  # of one request: as many arrays as one message may have
 COPY_BYTES_MAX = 16 << 10  # up to here a copy of its own is cheaper than one on the slab: it travels within the message
 ABORT_TIMEOUT_S = 5.0  # for all tasks to be told
+JOIN_S_MAX = 2_000_000.0  # 23 days: what epoll can wait; None: for ever
 ABORTS_AT_ONCE = 64  # each may need a connection, made by a thread
 
 logger = logging.getLogger("prpc")
@@ -126,7 +130,9 @@ class Server:
             raise errors.ConfigError(
                 f"protocol={protocol!r}: {' and '.join(map(repr, PROTOCOLS))} are allowed, and mean the same"
             )
-        config = config or ServerConfig()
+        config = ServerConfig() if config is None else config
+        if not isinstance(config, ServerConfig):
+            raise errors.ConfigError(f"config={config!r:.100}: ServerConfig(...) is expected, or None")
         spec, task = who_am_i(cluster, job_name, task_index, os.environ)
         self.server_def = ServerDef(spec, task.job, task.index, protocol)
         self.settings = NetworkSettings.for_task(spec, task.job, os.environ)
@@ -173,7 +179,9 @@ class Server:
         return f"prpc://{self._at.address if self.state is State.STARTED else self._place.control}"
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Serve from this thread until stop(), for `timeout_s` seconds at most; whether it was stopped."""
+        """Serve from this thread until stop(), for `timeout_s` seconds at most; whether it was stopped. Raises ConfigError."""
+        if timeout_s is not None:
+            check_timeout(timeout_s, JOIN_S_MAX)
         if self.state is State.NEW:
             raise self._not_started()
         if self.state is State.STARTED:
@@ -226,6 +234,16 @@ class Server:
             slab=slab.default_slab().statistics(),
         )
 
+    def figures(self) -> NodeFigures:
+        """Of what this process does itself: whom it talks to about tensors, and what it answers. Raises Closed."""
+        self._check_started()
+        return NodeFigures.of(self._at.data)
+
+    def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
+        """The same of each communication shard: they are asked, for `timeout_s` seconds at most. Raises Closed."""
+        self._check_started()
+        return self._at.figures_of_shards(timeout_s)
+
     def _log_verbs_later(self, before: Verbs) -> None:
         def log() -> None:
             now = self._verbs.copy()
@@ -245,7 +263,7 @@ class Server:
         None, sent with is_dead=True. Raises Duplicate, StepAborted, Backpressure, BadArguments, ConfigError, ShmFull.
         """
         self._check_started()
-        _check_step(step)
+        step = _whole(step)
         _check_key(key)
         number = self._names.number(to)
         if is_dead != (tensor is None):
@@ -268,7 +286,7 @@ class Server:
     def submit_recv(self, key: str, *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Receipt:
         """The future of recv(): .result(), .done(), .cancel(), or await. The timeout counts from when the request leaves: at
         once, or with others (fuse.py)."""
-        number = self._check_receive(source, step, timeout_s)
+        number, step = self._check_receive(source, step, timeout_s)
         _check_key(key)
         return self._collector.receive(number, step, key, timeout_s)
 
@@ -279,9 +297,9 @@ class Server:
 
     def submit_recv_many(self, keys: Sequence[str], *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Receipt:
         """The future of recv_many()."""
-        number = self._check_receive(source, step, timeout_s)
-        if isinstance(keys, str) or not 1 <= len(keys) <= KEYS_MAX:
-            raise errors.BadArguments(f"keys={keys!r:.100}: 1 to {KEYS_MAX} of them are allowed")
+        number, step = self._check_receive(source, step, timeout_s)
+        if isinstance(keys, str) or not isinstance(keys, Sequence) or not 1 <= len(keys) <= KEYS_MAX:
+            raise errors.BadArguments(f"keys={keys!r:.100}: a list of 1 to {KEYS_MAX} of them is allowed")
         for key in keys:
             _check_key(key)
         return self._collector.receive_many(number, step, list(keys), timeout_s)
@@ -290,7 +308,7 @@ class Server:
     def fuse(self, step: int) -> Iterator[None]:
         """Receives of that step leave together, one request a source: at the end of this, or when somebody waits for one."""
         self._check_started()
-        _check_step(step)
+        step = _whole(step)
         self._collector.open(step)
         try:
             yield
@@ -303,7 +321,7 @@ class Server:
         Returns the tasks that could not be told within `timeout_s` seconds, which the log names too: one that is not there, or
         comes up later, hears of it when it asks somebody here."""
         self._check_started()
-        _check_step(step)
+        step = _whole(step)
         check_timeout(timeout_s)
         what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         text = f"step {step} was aborted by {self._task}: {what}"
@@ -329,17 +347,20 @@ class Server:
         """Forget a step that is over here: its tensors go, what still waits in it ends with StepAborted. Its number may be used
         again once all tasks have cleaned up."""
         self._check_started()
-        _check_step(step)
+        step = _whole(step)
         text = f"step {step} was cleaned up at {self._task} while this waited"
         self._end_requests(self._table.cleanup(step), text)
         self._collector.end(step, StepAborted(text))
 
-    def ask(self, task: str, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float) -> Errand:
-        """Ask a task, this one too, for one of the `methods` of its Server; `what` is for texts, and `arguments` is told the
-        incarnation of the task. Never waits; the errand ends as that of Link.submit(). Raises Closed, Backpressure,
-        ConfigError."""
+    def ask(
+        self, task: str, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float,
+        is_patient: bool = True,
+    ) -> Errand:  # fmt: skip
+        """Ask a task, this one too, for one of the `methods` of its Server; `what` is for texts, `arguments` is told the
+        incarnation of the task, and what is patient waits while the task does not come up. Never waits itself; the errand ends as
+        that of Link.submit(). Raises Closed, Backpressure, ConfigError."""
         self._check_started()
-        return self._link(self._names.number(task)).submit(method, what, arguments, timeout_s)
+        return self._link(self._names.number(task)).submit(method, what, arguments, timeout_s, is_patient)
 
     # -- what others ask, in the reactor's thread --------------------------------------------------------------------------
 
@@ -348,7 +369,10 @@ class Server:
         if wanted != self._at.me.incarnation:
             raise restarted(step, self._task, wanted, self._at.me.incarnation)
         self._table.met(step, number, incarnation, device(self._names.tasks[number]))
-        request, tensors = self._table.ask(step, number, keys, calling_peer())
+        request, tensors, replaced = self._table.ask(step, number, keys, calling_peer())
+        for one in replaced:
+            key = next(key for key in one.keys if key in keys)
+            one.answer.set_error(Duplicate(f"{key!r} of step {step} was asked for again: a tensor is received once"))
         if tensors is not None:
             self._verbs.answer += 1
             return tensors
@@ -380,15 +404,15 @@ class Server:
 
     # -- what we ask -----------------------------------------------------------------------------------------------------
 
-    def _check_receive(self, source: str, step: int, timeout_s: float) -> int:
-        """The number of the source."""
+    def _check_receive(self, source: str, step: int, timeout_s: float) -> tuple[int, int]:
+        """The number of the source, and the step."""
         self._check_started()
-        _check_step(step)
+        step = _whole(step)
         check_timeout(timeout_s)
         error = self._table.error(step)
         if error is not None:
             raise error
-        return self._names.number(source)
+        return self._names.number(source), step
 
     def _leave(self, message: Message) -> None:
         message.leave(self._send)
@@ -423,7 +447,7 @@ class Server:
         return link
 
     def _look_at_map(self) -> None:
-        """A task cannot be reached: perhaps somebody has written another address of it into .endpoint_map."""
+        """A task cannot be reached, or has another plan: perhaps somebody has written other addresses into .endpoint_map."""
         try:
             self._map_file.check_unchanged()
         except errors.ConfigError as error:
@@ -433,9 +457,7 @@ class Server:
 
     def _kept(self, key: str, tensor: object) -> NDArray[Any]:
         """The tensor as it is now: its owner may change it once send() returns, unless it asked for shared memory."""
-        array = np.asarray(tensor)
-        if array.dtype.hasobject:
-            raise errors.BadArguments(f"{key!r} is {type(tensor).__name__}, no tensor: an array of numbers is expected")
+        array = _array(key, tensor)
         if array.flags.c_contiguous and self._at.data.slab.block_of(array) is not None:
             return array
         if array.nbytes <= COPY_BYTES_MAX:
@@ -449,9 +471,26 @@ def _ignore(peer: Peer) -> None:
     """While nobody wants to know."""
 
 
-def _check_step(step: object) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_MAX:
+def _array(key: str, tensor: object) -> NDArray[Any]:
+    try:
+        array = np.asarray(tensor)
+        if not array.dtype.hasobject:
+            return array
+        why = "its elements are objects"
+    except (ValueError, TypeError) as error:  # rows of different lengths, and what does not want to be one
+        why = str(error)
+    raise errors.BadArguments(f"{key!r} is {type(tensor).__name__}, no tensor: an array of numbers is expected; {why}")
+
+
+def _whole(step: Any) -> int:
+    """The step as an int: TensorFlow's global step comes as one of numpy's."""
+    try:
+        number = step if type(step) is int else -1 if isinstance(step, bool) else index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= STEP_MAX:
         raise errors.BadArguments(f"step={step!r}: a whole number from 0 to {STEP_MAX} is allowed")
+    return number
 
 
 def _check_key(key: object) -> None:

@@ -61,6 +61,7 @@ def test_a_party_passes(name: str, census: dict[str, Census]) -> None:
     assert any(counts[name] for counts in census.values()), "no party gets there: give them a step that does"
 
 
+@pytest.mark.alone  # where the survivor does not get to sleep, nobody dies at its doorbell
 @pytest.mark.parametrize("name", POINTS)
 def test_who_dies_here_is_missed_at_once_and_takes_nothing_along(
     name: str, zygote: Zygote, slab: Slab, census: dict[str, Census], seed: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ FLAT = [5.0, 40.0, 30.0, 20.0] * (SAMPLES // 4)
 
 @pytest.mark.slow
 def test_memory_descriptors_threads_and_leases_stay_flat_and_every_call_is_accounted_for(
-    seed: int, capfd: pytest.CaptureFixture[str]
+    seed: int, tell: Callable[[str], None]
 ) -> None:
     """In a process of its own: what it holds is then its own, too. It ends with 0 when all held that soak.py promises."""
     soak = subprocess.run(
@@ -31,8 +32,7 @@ def test_memory_descriptors_threads_and_leases_stay_flat_and_every_call_is_accou
         timeout=SOAK_S + PATIENCE_S,
         check=False,
     )
-    with capfd.disabled():
-        print(f"\n{soak.stdout}", end="")
+    tell(soak.stdout)
     assert soak.returncode == 0, soak.stdout
 
 

@@ -124,6 +124,52 @@ def test_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(loop: async
             loop.run_until_complete(within(ask(fine, hung)))
 
 
+def test_a_stream_to_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(loop: asyncio.AbstractEventLoop) -> None:
+    async def iterate(hung: RpcClient) -> list[Any]:
+        return [item async for item in hung.stream("count", 1)]
+
+    async def enter(hung: RpcClient, timeout_s: float | None) -> None:
+        async with hung.stream("total", timeout_s=timeout_s):
+            raise AssertionError("it is not open")
+
+    async def ask(fine: RpcClient, hung: RpcClient) -> None:
+        tasks = [loop.create_task(iterate(hung)), loop.create_task(enter(hung, None)), loop.create_task(enter(hung, None))]
+        for number in range(20):
+            assert await fine.submit("echo", number) == number
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in tasks), "it is still connected to"
+        with pytest.raises(errors.DeadlineExceeded, match=r"'total' was not sent .* not connected yet"):
+            await enter(hung, 0.02)
+        tasks[2].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[2]
+        assert hung.statistics().waiting == 2, "the cancelled one is given up"
+        hung.close()
+        ends = await asyncio.gather(*tasks[:2], return_exceptions=True)
+        assert [type(end) for end in ends] == [errors.Closed] * 2
+
+    with Blackhole() as hole, Master("127.0.0.1:0") as master, RpcService(master.address, transports=["tcp"]) as service:
+        service.create_server("test", Streams())
+        entries = [hole.entry("test", 0)]
+        with service.create_client("test") as fine, RpcClient("test", service._node, entries, lambda: entries) as hung:
+            loop.run_until_complete(within(ask(fine, hung)))
+
+
+def test_streams_are_opened_off_the_loop_and_go_both_ways(loop: asyncio.AbstractEventLoop) -> None:
+    async def ask(client: RpcClient) -> None:
+        async with client.stream("total") as total, client.stream("count", 50) as count:
+            async for number in count:
+                await total.asend(number)
+            total.end()
+            assert await total.call == sum(range(50))
+
+    with Master("127.0.0.1:0") as master, RpcService(master.address, transports=["tcp"]) as serving:
+        serving.create_server("streams", Streams())
+        for _ in range(5):
+            with RpcService(master.address, transports=["tcp"]) as calling, calling.create_client("streams") as client:
+                loop.run_until_complete(within(ask(client)))
+
+
 def test_a_cancelled_task_cancels_its_call_at_the_server(world: World, loop: asyncio.AbstractEventLoop) -> None:
     async def ask() -> None:
         task = loop.create_task(call(world.client, "nap", PATIENCE_S))

@@ -400,7 +400,8 @@ def test_a_frame_that_breaks_the_protocol_ends_that_connection_only(frame: bytes
 
 
 def test_a_peer_that_begins_with_something_else_is_hung_up_on() -> None:
-    with Master() as master, RpcService(master=master.address, transports=["tcp"]) as service:
+    patient = Limits(handshake_s=3600.0)
+    with Master(limits=patient) as master, RpcService(master=master.address, transports=["tcp"], limits=patient) as service:
         for address in (master.address, service.address):
             host, port = address.rsplit(":", 1)
             with socket.create_connection((host, int(port)), PATIENCE_S) as sock:

@@ -79,7 +79,7 @@ def test_what_has_begun_is_ended_and_every_caller_is_told_whether_it_ran(world: 
     assert world.server.cut() == 5
     assert stopped.done()
     world.turn()
-    for ended in (running, deferred, *(stream._call for stream in streams)):
+    for ended in (running, deferred, *(stream.call for stream in streams)):
         with pytest.raises(errors.Cancelled, match="was cancelled there: 'test' was closed before it was done"):
             ended.result()
     with pytest.raises(errors.Stopping):

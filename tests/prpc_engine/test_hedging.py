@@ -71,12 +71,6 @@ class World:
 
 
 @pytest.fixture
-def master() -> Iterator[Master]:
-    with Master() as made:
-        yield made
-
-
-@pytest.fixture
 def world(master: Master) -> Iterator[World]:
     made = World(master, 2)
     yield made

@@ -17,8 +17,8 @@ import pytest
 from prpc_engine import Master, MasterClient, RpcService
 from prpc_engine.errors import ConfigError, NoServer
 from prpc_engine.master.client import TreeEvent
+from tests.program import Program
 from tests.prpc_engine.handlers import Plain
-from tests.prpc_engine.master_processes import _Process
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LEASE_S = 0.5
@@ -65,23 +65,23 @@ def test_shards_belong_to_the_job_of_their_service_and_have_its_lease() -> None:
 def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watches_is_told() -> None:
     told: queue.SimpleQueue[TreeEvent] = queue.SimpleQueue()
     with Master() as master, RpcService(master=master.address) as service:
-        node = _Process("tests.prpc_engine.test_leases_and_roots", master.address)
+        node = Program("tests.prpc_engine.test_leases_and_roots", master.address)
         try:
             assert node.read_line() == "ready"
             client = service.create_client("test", timeout_s=PATIENCE_S)
             assert client.call("echo", 1) == 1
             service.master_client.watch_node(told.put)
-            node.signal(signal.SIGSTOP)
+            node.process.send_signal(signal.SIGSTOP)
             event = told.get(timeout=PATIENCE_S)
             assert (event.path, event.value) == ("/_node_/1", None)
             assert service._ask_master("ranks") == [0]
             wait_until(lambda: client.server_ids == (), "its client, that is told too")
-            node.signal(signal.SIGCONT)
+            node.process.send_signal(signal.SIGCONT)
             wait_until(lambda: service._ask_master("ranks") == [0, 1], "the node, that joins anew")
             wait_until(lambda: client.server_ids == (0,), "its server")
             assert client.call("echo", 2) == 2
         finally:
-            node.signal(signal.SIGCONT)
+            node.process.send_signal(signal.SIGCONT)
             node.end()
 
 

@@ -27,12 +27,6 @@ from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
 @pytest.fixture
-def master() -> Iterator[Master]:
-    with Master() as one:
-        yield one
-
-
-@pytest.fixture
 def client(master: Master) -> Iterator[MasterClient]:
     with MasterClient(master.address, label="first") as one:
         yield one
@@ -422,11 +416,11 @@ def test_a_process_that_is_stopped_for_longer_than_its_lease_loses_its_session_a
     with ClientProcess(master.address, lease_s=0.3) as stopped:
         stopped.do("client.tree_node_add('/e', '', True)")
         stopped.do("client.acquire_lock('l')")
-        stopped.signal(signal.SIGSTOP)
+        stopped.process.send_signal(signal.SIGSTOP)
         client.acquire_lock("l", PATIENCE_S)
         with pytest.raises(NoSuchNode):
             client.tree_node_get("/e")
-        stopped.signal(signal.SIGCONT)
+        stopped.process.send_signal(signal.SIGCONT)
         assert "was lost before its release" in stopped.do("client.release_lock('l')")
         assert stopped.do("client.generate_id('x')") == "0"
 

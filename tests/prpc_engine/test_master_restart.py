@@ -203,10 +203,10 @@ def test_a_verb_that_no_master_answers_ends_at_its_deadline_and_says_what_to_do(
 def test_a_stopped_master_hangs_nobody_and_blames_nobody_when_it_goes_on(tmp_path: Path) -> None:
     with MasterProcess(tmp_path) as first, MasterClient(first.address, lease_s=0.5) as client:
         client.tree_node_add("/e", "", ephemeral=True)
-        first.signal(signal.SIGSTOP)
+        first.process.send_signal(signal.SIGSTOP)
         with pytest.raises(RpcError):
             client.generate_id("a", timeout_s=0.1)
-        first.signal(signal.SIGCONT)
+        first.process.send_signal(signal.SIGCONT)
         assert client.tree_node_get("/e", timeout_s=PATIENCE_S).ephemeral
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -13,9 +16,11 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prpc_engine import Master, RpcClient, RpcService, errors, metrics
-from tests.prpc_engine.handlers import Handlers
-from tests.prpc_engine.processes import PATIENCE_S, ServerProcess
+from prpc_engine.serving import RpcServer
+from tests.prpc_engine.handlers import Handlers, Plain
+from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
+SHORT_S = 0.05  # for a shard that does not answer
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -144,6 +149,88 @@ def test_a_server_that_ejects_is_seen_in_the_balancers_states() -> None:
         }
         assert sum(states.values()) <= 1
         assert registry.get_sample_value("prpc_client_ejections_total", {"service": "gone", "client": "1"}) is not None
+
+
+class Sharded(NamedTuple):
+    """A service with a server in each of two shards, one more of that name in its own process, and who calls them."""
+
+    service: RpcService
+    server: RpcServer
+    client: RpcClient
+
+
+@pytest.fixture
+def sharded() -> Iterator[Sharded]:
+    with Master() as master, RpcService(master=master.address, shards=2, timing=True) as service:
+        server = service.create_server("test", Plain, sharded=True)
+        service.create_server("test", Plain(), server_id=7)
+        with service.create_client("test", 3, PATIENCE_S) as client:
+            yield Sharded(service, server, client)
+
+
+def test_each_shard_is_there_under_its_number_and_all_of_a_service_in_one_sum(sharded: Sharded) -> None:
+    calls = {0: 3, 1: 5, 7: 2}
+    with metrics.serve(sharded.service, 0) as server:
+        before = scrape(server)
+        for server_id, count in calls.items():
+            for number in range(count):
+                assert sharded.client.call_to(server_id, "echo", number) == number
+        with pytest.raises(errors.UnknownMethod):
+            sharded.client.call_to(1, "no_such_method")
+        found = scrape(server)
+    for server_id, shard in (("0", "0"), ("1", "1"), ("7", "")):
+        mine = {"service": "test", "server_id": server_id, "shard": shard}
+        assert value(found, "prpc_server_requests_total", **mine) == calls[int(server_id)]
+        assert value(found, "prpc_server_handler_seconds_count", method="echo", **mine) == calls[int(server_id)]
+        assert value(found, "prpc_slab_limit_bytes", shard=shard) > 0
+    assert value(found, "prpc_server_refused_total", shard="1", reason="unknown_method") == 1
+    assert value(found, "prpc_service_requests_total", service="test") == sum(calls.values())
+    assert value(found, "prpc_service_refused_total", service="test", reason="unknown_method") == 1
+    for shard in ("0", "1"):
+        assert value(found, "prpc_shard_up", shard=shard) == value(found, "prpc_shard_starts_total", shard=shard) == 1
+        assert value(found, "prpc_shard_turns_total", shard=shard) > value(before, "prpc_shard_turns_total", shard=shard) - 1
+        assert value(found, "prpc_peer_received_bytes_total", shard=shard) > 0
+    whole = sharded.server.statistics()
+    assert (whole.requests, whole.refused, whole.timings["echo"].calls) == (8, {"unknown_method": 1}, 8)
+
+
+def test_a_shard_that_is_busy_is_told_from_one_that_answers_and_the_sum_does_not_fall(sharded: Sharded, tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    sharded.client.call_to(0, "echo", 1)
+    assert sharded.service.figures_of_shards(PATIENCE_S)[0].error == ""
+    reader = sharded.service._servers.reader
+    busy = sharded.client.submit_to(0, "read_fifo", str(path), timeout_s=PATIENCE_S)
+    wait_until(lambda: sharded.service.figures_of_shards(SHORT_S)[0].now is None, "the handler's begin")
+    assert reader is not None
+    asked = reader._asked[0]
+    first, second = sharded.service.figures_of_shards(SHORT_S)
+    assert first.error == "it has not answered yet: a handler keeps it"
+    assert first.last is not None
+    assert first.last.servers["test/0"].requests == 1
+    assert second.now is not None
+    assert reader._asked[0] is asked, "it is not asked again before it has answered"
+    registry = CollectorRegistry()
+    metrics.register(sharded.service, registry)
+    assert [registry.get_sample_value("prpc_shard_up", {"shard": shard}) for shard in ("0", "1")] == [0, 1]
+    assert registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 1
+    path.write_text("go on")
+    assert busy.result(PATIENCE_S) == "go on"
+    wait_until(lambda: registry.get_sample_value("prpc_shard_up", {"shard": "0"}) == 1)
+    assert registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 2
+
+
+def test_what_a_dead_shard_did_stays_in_the_sum(sharded: Sharded) -> None:
+    registry = CollectorRegistry()
+    metrics.register(sharded.service, registry)
+    for server_id in (0, 1, 7):
+        sharded.client.call_to(server_id, "echo", 1)
+    assert registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 3
+    os.kill(sharded.service.figures_of_shards()[0].process.pid, signal.SIGKILL)
+    wait_until(lambda: registry.get_sample_value("prpc_shard_up", {"shard": "0"}) == 0, "the end of the shard")
+    assert "shard 0" in sharded.service.figures_of_shards()[0].error
+    assert registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 3
+    assert sharded.server.statistics().requests == 2
 
 
 def test_one_registry_reads_one_service_until_it_is_taken_back() -> None:

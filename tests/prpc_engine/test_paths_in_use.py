@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,6 @@ from shard.transport.shm_connection import ShmConnection
 from shard.transport.socket_lane import SocketLane
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_until
 from tests.shard.small_shm import run_with_own_shm
-
-
-@pytest.fixture
-def master() -> Iterator[Master]:
-    with Master() as master:
-        yield master
 
 
 def connection_of(service: RpcService, who_connected: str) -> Connection[Any]:

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,14 +45,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         client.call("echo", 0)
         wait_connected(client)
         yield World(request.param, service, client, master, server)
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> str:
-    """A handler that reads it blocks its server until the test writes it."""
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return str(path)
 
 
 def late_replies(world: World) -> int:
@@ -129,7 +121,8 @@ def test_a_server_killed_in_the_middle_of_calls_ends_them_quickly_with_maybe_exe
     assert time.monotonic() - started < BOUND_S
 
 
-def test_a_thread_that_waits_in_call_learns_of_the_death_too(world: World, fifo: str) -> None:
+def told_to_threads_that_wait(world: World, fifo: str, end: Callable[[], object]) -> list[type[RpcError]]:
+    """Three threads wait in call() when `end` ends it: what each is told."""
     errors: list[RpcError] = []
 
     def ask() -> None:
@@ -144,10 +137,14 @@ def test_a_thread_that_waits_in_call_learns_of_the_death_too(world: World, fifo:
     (peer,) = [route.peer for route in world.client._routes.values()]
     assert peer is not None
     wait_until(lambda: len(peer.calls.in_flight) == 3 and not peer.connection.outbox_messages)
-    world.server.kill()
+    end()
     for thread in threads:
         thread.join(BOUND_S)
-    assert [type(error) for error in errors] == [MaybeExecuted] * 3
+    return [type(error) for error in errors]
+
+
+def test_a_thread_that_waits_in_call_learns_of_the_death_too(world: World, fifo: str) -> None:
+    assert told_to_threads_that_wait(world, fifo, world.server.kill) == [MaybeExecuted] * 3
 
 
 def test_after_its_death_calls_are_not_sent_until_it_is_started_again_under_its_name(world: World) -> None:
@@ -183,24 +180,7 @@ def test_with_several_servers_the_others_go_on(world: World) -> None:
 
 
 def test_threads_that_wait_find_the_service_closed(world: World, fifo: str) -> None:
-    errors: list[RpcError] = []
-
-    def ask() -> None:
-        try:
-            world.client.call("read_fifo", fifo, timeout_s=None)
-        except RpcError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    (peer,) = [route.peer for route in world.client._routes.values()]
-    assert peer is not None
-    wait_until(lambda: len(peer.calls.in_flight) == 3)
-    world.service.close()
-    for thread in threads:
-        thread.join(BOUND_S)
-    assert [type(error) for error in errors] == [Closed] * 3
+    assert told_to_threads_that_wait(world, fifo, world.service.close) == [Closed] * 3
     world.server.kill()  # it would go on with the second and third call
 
 

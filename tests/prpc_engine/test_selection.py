@@ -27,12 +27,6 @@ from tests.shard.small_shm import run_with_own_shm
 from tests.transport_contract import World as ShmWorld
 
 
-@pytest.fixture
-def master() -> Iterator[Master]:
-    with Master() as master:
-        yield master
-
-
 @contextlib.contextmanager
 def world(master: Master, server: str = "shm,unix,tcp", **settings: object) -> Iterator[tuple[RpcService, RpcClient]]:
     """A server in another process that offers those transports, and a client of it."""

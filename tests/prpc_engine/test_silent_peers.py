@@ -5,8 +5,6 @@ The peer lives in a network namespace of its own, so that the network can be cut
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,8 +19,8 @@ from prpc_engine.message import method_key
 from prpc_engine.peer import Peer
 from shard import Limits, Node, Reactor, Slab, TcpTransport
 from tests.network.namespaces import Network, network_or_skip
+from tests.program import PATIENCE_S, Program
 from tests.prpc_engine.peers import Route
-from tests.prpc_engine.processes import PATIENCE_S, ROOT
 
 BOUND_S = 1.0
 
@@ -44,12 +42,8 @@ class Caller:
     """Connected to the server in the namespace; the test turns the reactor."""
 
     def __init__(self, network: Network, bound_s: float) -> None:
-        command = [*network.prefix(2), sys.executable, "-m", "tests.prpc_engine.silent_server"]
-        self.process = subprocess.Popen(
-            [*command, network.address(2), str(bound_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-        )
-        assert self.process.stdout is not None
-        address = self.process.stdout.readline().decode().strip()
+        self.server = Program("tests.prpc_engine.silent_server", network.address(2), str(bound_s), prefix=network.prefix(2))
+        address = self.server.read_line()
         self.reactor, self.slab = Reactor(time.monotonic), Slab()
         node = Node(secret=b"secret", incarnation=1, limits=Limits(peer_silent_s=bound_s))
         self.connection = TcpTransport(node, self.slab).connect(address, PATIENCE_S)
@@ -73,11 +67,7 @@ class Caller:
         self.connection.close()
         self.reactor.close()
         self.slab.close()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait(PATIENCE_S)
+        self.server.end()
 
 
 @pytest.fixture

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcService, directory, errors, mender
+from prpc_engine import Master, RpcClient, RpcService, directory, errors, incoming, mender
 from prpc_engine.call import Call
 from prpc_engine.master.registry import ServerEntry
+from prpc_engine.peer import Peer
+from prpc_engine.serving import RpcServer
 from shard import Limits
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Plain
@@ -285,3 +289,131 @@ def test_a_server_that_was_registered_anew_is_found_by_one_look_for_all_that_ask
         go_on.set()
         assert [call.result(PATIENCE_S) for call in calls] == list(range(10))
         assert len(looks) == 1
+
+
+class Streams:
+    """What streams in both directions."""
+
+    def count(self, items: int) -> Iterator[int]:
+        yield from range(items)
+
+    async def total(self, ballast: object = None) -> int:
+        return sum([item async for item in incoming()])
+
+    def one(self) -> int:
+        return 1
+
+
+@dataclass
+class Gate:
+    """Holds whoever connects until it is opened."""
+
+    connect: Callable[..., Peer]
+    opened: threading.Event = field(default_factory=threading.Event)
+    waiting: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, *where: Any) -> Peer:
+        self.waiting.set()
+        assert self.opened.wait(PATIENCE_S)
+        return self.connect(*where)
+
+
+@pytest.fixture
+def streams(world: World) -> RpcServer:
+    return world.serving.create_server("streams", Streams())
+
+
+@pytest.fixture
+def gate(world: World, streams: RpcServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(world.calling._node.peer_at)
+    monkeypatch.setattr(world.calling._node, "peer_at", gate)
+    yield gate
+    gate.opened.set()
+
+
+def test_a_stream_is_there_while_its_server_is_connected_to_and_ends_at_its_deadline(world: World) -> None:
+    with world.hung() as client:
+        stream = client.stream("count", 1, timeout_s=LONG_S)
+        assert client.statistics().waiting == 1
+        assert not stream.done()
+        for begin in (client.stream, partial(client.stream_to, 0)):
+            with pytest.raises(errors.DeadlineExceeded, match=r"'count' was not sent to server 0 of 'test' .* not connected yet"):
+                next(begin("count", 1, timeout_s=SHORT_S))
+        with pytest.raises(errors.DeadlineExceeded):
+            client.stream("total", timeout_s=SHORT_S).send(1)
+        assert stream.cancel()
+        with pytest.raises(errors.Cancelled, match="'count' was cancelled by its caller"):
+            next(stream)
+        assert client.statistics().waiting == len(client._routes[0].in_flight) == 0, "none of them is kept"
+
+
+def test_close_ends_a_stream_that_waits_for_its_connection(world: World) -> None:
+    client = world.hung()
+    stream = client.stream("count", 1)
+    client.close()
+    for use in (stream.next_item, partial(stream.send, 1), stream.result):
+        with pytest.raises(errors.Closed, match="the client of 'test' was closed here"):
+            use(timeout_s=PATIENCE_S)
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_stream_that_reaches_nobody_goes_to_another_server_or_says_so(world: World) -> None:
+    (entry,) = world.calling._lookup("streams", 1, PATIENCE_S)
+    world.hole.close()
+    with world.client(world.hole.entry("streams", 0), replace(entry, server_id=1)) as client:
+        assert [list(client.stream("count", 3)) for _ in range(10)] == [[0, 1, 2]] * 10
+        with pytest.raises(errors.NotSent, match=r"server 0 of 'streams' \(rank 99\) cannot be reached"):
+            next(client.stream_to(0, "count", 3))
+        with pytest.raises(errors.NoServer, match="no server 7"):
+            client.stream_to(7, "count", 3).result(PATIENCE_S)
+
+
+def test_what_a_stream_sends_waits_until_it_is_open_and_so_does_its_end(world: World, gate: Gate) -> None:
+    with world.calling.create_client("streams") as client:
+        empty, stream, array = client.stream("total"), client.stream("total", np.ones(1 << 20)), np.ones(1 << 20)
+        bulk = client.stream("total", array)
+        array[:] = np.nan
+        assert gate.waiting.wait(PATIENCE_S)
+        empty.end()
+        with pytest.raises(TimeoutError):
+            stream.send(1, timeout_s=SHORT_S)
+        gate.opened.set()
+        for one in (stream, bulk):
+            for number in range(20):
+                one.send(number, PATIENCE_S)
+            one.end()
+        assert [one.result(PATIENCE_S) for one in (empty, stream, bulk)] == [0, 190, 190]
+
+
+def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
+    world: World, gate: Gate, streams: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its CANCEL leaves before its OPEN."""
+    peer = world.calling._node.near_peer(world.entry().addresses) or gate.connect(world.entry().addresses, PATIENCE_S, "it")
+    send = peer._send
+
+    def cancel_and_send(*message: Any) -> None:
+        stream.cancel()
+        send(*message)
+
+    monkeypatch.setattr(world.calling._node, "near_peer", lambda addresses: None)
+    with world.calling.create_client("streams") as client:
+        stream = client.stream("count", 1_000_000)
+        assert gate.waiting.wait(PATIENCE_S)
+        monkeypatch.setattr(peer, "_send", cancel_and_send)
+        gate.opened.set()
+        wait_until(lambda: streams.statistics().cancelled == 1, "the end of the handler")
+
+
+def test_a_handler_that_opens_a_stream_to_a_server_that_cannot_be_connected_to_holds_up_no_request(world: World) -> None:
+    hung = RpcClient("test", world.serving._node, [world.hole.entry("test", 0)], list)
+    begun = []
+
+    def begin() -> None:
+        begun.append(hung.stream("count", 1))
+
+    world.serving.create_server("asking", {"begin": begin, "one": lambda: 1})
+    with world.calling.create_client("asking") as client, hung:
+        client.call("begin", timeout_s=PATIENCE_S)
+        assert client.call("one", timeout_s=PATIENCE_S) == 1
+        assert not begun[0].done()

@@ -1,25 +1,11 @@
 """A /dev/shm without room: a named error at once or the way over tcp, never SIGBUS, and the service works after it.
 
-Each test runs a program in a mount namespace of its own, with a small tmpfs at /dev/shm; for that it needs root.
+Each test runs a program in a mount namespace of its own, with a small tmpfs at /dev/shm.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-
-import pytest
-
-from tests.prpc_engine.processes import PATIENCE_S, ROOT
-
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(
-        os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts a small /dev/shm: needs root and unshare"
-    ),
-]
+from tests.shard.small_shm import end_with_own_shm
 
 BEGIN = """
 import numpy as np
@@ -57,19 +43,8 @@ if __name__ == "__main__":
 
 def run_with_small_shm(size: str, program: str, transports: list[str]) -> None:
     script = f"TRANSPORTS = {transports!r}\n{BEGIN}\n{program}\n{END}"
-    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec {sys.executable} -W error -c "$0"'
-    ran = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    if "unshare failed" in ran.stderr or "permission denied" in ran.stderr:
-        pytest.skip(f"no mount namespace here: {ran.stderr.strip()}")
-    assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stderr}"
-    assert ran.stdout == "all is well\n"
+    returncode, output = end_with_own_shm(f"size={size}", script)
+    assert (returncode, output.splitlines()[-1:]) == (0, ["all is well"]), output
 
 
 def test_an_array_that_does_not_fit_is_shm_full_with_what_there_is_and_what_to_do() -> None:

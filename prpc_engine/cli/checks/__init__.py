@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prpc_engine.cli.checks import cpu, devices, limits, memory, software
+from prpc_engine.cli.checks import cpu, devices, limits, memory, settings, software
 from prpc_engine.cli.checks.finding import Finding, Verdict
 from prpc_engine.cli.checks.host import Host
 from prpc_engine.cli.checks.peer import examine_peer
@@ -30,6 +30,7 @@ CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     limits.start_method,
     limits.loopback,
     limits.secret,
+    settings.settings,
     devices.rdma,
     devices.cuda,
     software.packages,

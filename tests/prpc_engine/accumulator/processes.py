@@ -1,20 +1,18 @@
 """Writers and servers in processes of their own, for tests.
 
-python -m tests.prpc_engine.accumulator.processes server MASTER [SNAPSHOT]    serves until its standard input ends
-python -m tests.prpc_engine.accumulator.processes writer MASTER RANK          writes (i + 1) * (RANK + 1) for i < WRITES, and ends
-    python -m tests.prpc_engine.accumulator.processes careless MASTER             writes once, and ends without closing anything
+python -m tests.prpc_engine.accumulator.processes COMMAND
+
+server MASTER [SNAPSHOT]    serves until its standard input ends
+writer MASTER RANK          writes (i + 1) * (RANK + 1) for i < WRITES, and ends
+careless MASTER             writes once, and ends without closing anything
 """
 
 from __future__ import annotations
 
-import select
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 
-from tests.prpc_engine.processes import PATIENCE_S, ROOT
+from tests.program import PATIENCE_S, Program
 
 WRITES = 1000
 FLUSH_COUNT = 10
@@ -22,40 +20,15 @@ SNAPSHOT_S = 0.02
 NEVER_S = 3600.0  # a flush_s that no test waits for
 
 
-class Process:
-    """One of them. A context manager, which ends it; one that was killed before is fine."""
+class Process(Program):
+    """One of them."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tests.prpc_engine.accumulator.processes", *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        super().__init__("tests.prpc_engine.accumulator.processes", *arguments)
 
     def wait_until_ready(self) -> None:
         """It has said so."""
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
-        assert ready
-        assert self.process.stdout.readline() == b"ready\n"
-
-    def kill(self) -> None:
-        """kill -9, and wait for the end."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(PATIENCE_S)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        try:
-            code = self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
-        finally:
-            self.process.stdout.close()
-        assert code in (0, -signal.SIGKILL)
+        assert self.read_line() == "ready"
 
 
 def serve(master: str, snapshot: str | None = None) -> None:

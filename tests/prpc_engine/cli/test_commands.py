@@ -74,7 +74,7 @@ def test_version_says_what_pyproject_and_the_package_say() -> None:
 
 
 def test_doctor_prints_a_table_and_succeeds_where_these_tests_can_run() -> None:
-    ran = prpc("doctor")
+    ran = prpc("doctor", COLUMNS="40")  # of a terminal, which this is not
     assert ran.returncode == 0, ran.stdout
     for fact in ("cores", "cgroup quota", "/dev/shm", "open files", "membarrier", "RDMA devices", "CUDA", "clock"):
         assert fact in ran.stdout

@@ -76,7 +76,10 @@ def test_a_cluster_that_cannot_be_is_refused(tasks: dict[str, int]) -> None:
         run_cluster(["true"], tasks)
 
 
-@pytest.mark.parametrize("arguments", [["nothing.py"], ["--ps", "1", __file__]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["nothing.py"], ["--ps", "1", __file__], ["--evaluator", __file__], ["--flags", __file__], ["--timeout-s", "3", __file__]],
+)
 def test_what_cannot_be_run_is_one_line(arguments: list[str]) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "prpc_engine.cli", "run", *arguments],

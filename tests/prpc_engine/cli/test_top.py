@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -86,12 +85,6 @@ def test_a_silent_process_keeps_its_row_with_the_reason() -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def master() -> Iterator[Master]:
-    with Master() as master:
-        yield master
-
-
 def test_one_look_as_json_has_every_process_of_the_job(master: Master) -> None:
     with ServerProcess(master.address, "test", "shm,tcp") as server, RpcService(master.address) as service:
         service.create_client("test", 1, PATIENCE_S).call("echo", 1, timeout_s=PATIENCE_S)
@@ -108,7 +101,7 @@ def test_one_look_as_json_has_every_process_of_the_job(master: Master) -> None:
 
 def test_one_look_for_people_is_one_table(master: Master) -> None:
     with RpcService(master.address):
-        ran = prpc("top", master.address, "--once", "--interval", "0.1")
+        ran = prpc("top", master.address, "--once", "--interval", "0.1", COLUMNS="40")  # of a terminal, which this is not
     assert ran.returncode == 0, ran.stderr
     assert all(heading in ran.stdout for _, heading in HEADINGS)
     assert ran.stdout.count("rank 0") == 1

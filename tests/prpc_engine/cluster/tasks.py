@@ -9,22 +9,16 @@ serves that task, and does what the lines of its standard input say: a JSON list
 from __future__ import annotations
 
 import json
-import os
 import random
-import select
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from prpc_engine import Server, ServerConfig
+from tests.program import Program
 
-ROOT = Path(__file__).parents[3]
-PATIENCE_S = 30.0  # a test that waits longer has failed
 CONTROL_PORT, DATA_PORT = 2222, 3333  # below what the kernel gives to others
 
 
@@ -52,59 +46,25 @@ def rule_environment(rule: str, cluster: dict[str, list[str]], folder: Path) -> 
     return {"PRPC_ENDPOINT_MAP": str(folder)}
 
 
-class TaskProcess:
-    """One such process. A context manager; its end is a clean one, unless it was killed before."""
+class TaskProcess(Program):
+    """One such process."""
 
     def __init__(self, cluster: dict[str, list[str]], job: str, index: int, env: dict[str, str] | None = None) -> None:
-        self.name = f"/job:{job}/task:{index}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.prpc_engine.cluster.tasks", json.dumps(cluster), job, str(index)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, **(env or {})},
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        super().__init__("tests.prpc_engine.cluster.tasks", json.dumps(cluster), job, str(index), env=env)
 
     def begin(self, method: str, **keywords: Any) -> None:
         """Tell it to do something; answer() waits for it."""
-        self._stdin.write(json.dumps([method, keywords]).encode() + b"\n")
-        self._stdin.flush()
+        self.write_line(json.dumps([method, keywords]))
 
     def answer(self) -> Any:
         """What came of it; an error as [type, text]."""
-        ready, _, _ = select.select([self._stdout], [], [], PATIENCE_S)
-        assert ready, f"{self.name} does not answer"
-        line = self._stdout.readline()
-        assert line, f"{self.name} has ended"
-        content = json.loads(line)
+        content = json.loads(self.read_line())
         return content.get("value", content.get("error"))
 
     def do(self, method: str, **keywords: Any) -> Any:
         """Both."""
         self.begin(method, **keywords)
         return self.answer()
-
-    def kill(self) -> None:
-        """kill -9, and wait for the end."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(PATIENCE_S)
-        self._stdin.close()
-        self._stdout.close()
-
-    def __enter__(self) -> TaskProcess:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        if self.process.returncode is None:
-            self._stdin.close()
-            try:
-                code = self.process.wait(PATIENCE_S)
-            finally:
-                self.kill() if self.process.returncode is None else self._stdout.close()
-            assert code == 0, f"{self.name} ended with {code}"
 
 
 def main(cluster: str, job: str, index: str) -> None:

@@ -17,7 +17,7 @@ from prpc_engine.address import Address
 from prpc_engine.cluster import Duplicate
 from prpc_engine.cluster.control import Facts, check_task
 from prpc_engine.cluster.server import State
-from prpc_engine.errors import Closed, ConfigError, RpcError
+from prpc_engine.errors import BadArguments, Closed, ConfigError, RpcError
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 
 GOLDEN = dict(line.split(": ", 1) for line in (Path(__file__).parent / "golden/errors.txt").read_text().splitlines())
@@ -42,13 +42,28 @@ def host(seed: int) -> str:
         ("which job", lambda: Server(CLUSTER)),
         ("which task", lambda: Server(CLUSTER, "worker")),
         ("other hosts", lambda: Server({"worker": ["h:1"]})),
+        ("index no number", lambda: Server(CLUSTER, "worker", "0")),  # type: ignore[arg-type]
+        ("index with fraction", lambda: Server(CLUSTER, "worker", 2.0)),  # type: ignore[arg-type]
+        ("config a dict", lambda: Server(CLUSTER, "ps", 0, config={"tensor_fuse": True})),  # type: ignore[arg-type]
         ("bound of tensors", lambda: ServerConfig(tensors_max=0)),
+        ("fuse no switch", lambda: ServerConfig(tensor_fuse="yes")),  # type: ignore[arg-type]
+        ("secret no text", lambda: Server(CLUSTER, "ps", 0, config=ServerConfig(secret=5))),  # type: ignore[arg-type]
+        ("limits a dict", lambda: Server(CLUSTER, "ps", 0, config=ServerConfig(limits={}))),  # type: ignore[arg-type]
+        ("tls a path", lambda: Server({"ps": ["localhost:1"]}, config=ServerConfig(tls="x.pem"))),  # type: ignore[arg-type]
+        ("transports no list", lambda: Server(CLUSTER, "ps", 0, config=ServerConfig(transports=5))),  # type: ignore[arg-type]
     ],
 )
 def test_what_a_server_is_not_made_of(case: str, make: Callable[[], object]) -> None:
     with pytest.raises(ConfigError) as raised:
         make()
     assert str(raised.value) == GOLDEN[case]
+
+
+@pytest.mark.parametrize("name", ["PRPC_DEBUG_LEASES", "PRPC_ENABLE_POLLING", "PRPC_HUGE_PAGES"])
+def test_a_variable_of_the_engine_that_makes_no_sense_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "maybe")
+    with pytest.raises(ConfigError, match=f"{name}='maybe'"):
+        Server({"local": ["127.0.0.1:0"]})
 
 
 def test_a_task_without_an_entry_in_the_endpoint_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +93,13 @@ def test_a_port_that_is_taken_names_task_and_address_and_leaves_the_server_new(h
         ("no device", lambda s: s.recv("k", source="ps:0", step=0)),
         ("no key", lambda s: s.send("", np.zeros(1), to=WORKER0, step=0)),
         ("no step", lambda s: s.recv("k", source=PS0, step=-1)),
+        ("no whole step", lambda s: s.send("k", np.zeros(1), to=WORKER0, step=1.0)),
+        ("no device, a list", lambda s: s.send("k", np.zeros(1), to=[WORKER0], step=0)),
         ("no tensor", lambda s: s.send("k", object(), to=WORKER0, step=0)),
         ("dead or not", lambda s: s.send("k", None, to=WORKER0, step=0)),
         ("no keys", lambda s: s.recv_many([], source=PS0, step=0)),
+        ("keys no list", lambda s: s.recv_many(5, source=PS0, step=0)),
+        ("join not a number", lambda s: s.join(float("nan"))),
         ("no timeout", lambda s: s.recv("k", source=PS0, step=0, timeout_s=-1)),
     ],
 )
@@ -88,6 +107,14 @@ def test_what_a_server_does_not_do(case: str, use: Callable[[Server], Any], host
     with Server(cluster_at(host, ps=1, worker=2), "worker", 0) as server, pytest.raises(RpcError) as raised:
         use(server)
     assert f"{type(raised.value).__name__} {raised.value}" == GOLDEN[case]
+
+
+def test_rows_of_different_lengths_are_no_tensor() -> None:
+    with (
+        Server({"local": ["127.0.0.1:0"]}) as server,
+        pytest.raises(BadArguments, match=r"'k' is list, no tensor: an array of numbers is expected; "),
+    ):
+        server.send("k", [[1], [1, 2]], to="/job:local/task:0", step=0)
 
 
 def test_duplicates_are_refused_here_and_there(host: str) -> None:
@@ -155,10 +182,10 @@ def test_tf_config_says_who_one_is(host: str, monkeypatch: pytest.MonkeyPatch) -
         assert not server.join(timeout_s=0.0)
 
 
-def test_a_cluster_of_one_takes_any_port() -> None:
+def test_a_cluster_of_one_takes_any_port_and_numpy_s_numbers_of_steps() -> None:
     with Server({"local": ["127.0.0.1:0"]}) as server:
         assert not server.target.endswith(":0")
-        server.send("k", np.zeros(2), to="/job:local/task:0", step=0)
+        server.send("k", np.zeros(2), to="/job:local/task:0", step=np.int64(0))  # type: ignore[arg-type]
         assert server.recv("k", source="/job:local/task:0", step=0) is not None
 
 

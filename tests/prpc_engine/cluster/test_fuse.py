@@ -13,8 +13,8 @@ from prpc_engine.cluster import StepAborted
 from prpc_engine.cluster.fuse import FUSED_MAX, Collector
 from prpc_engine.errors import Closed, RemoteError
 from shard import Driver, Future
-from tests.prpc_engine.cluster.tasks import PATIENCE_S, cluster_at, fresh_host
-from tests.prpc_engine.processes import wait_until
+from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 PS0, PS1, WORKER0 = "/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0"
 KEYS = [f"k{index}" for index in range(8)]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
-from prpc_engine import Server, ServerConfig
-from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, cores
+from prpc_engine import Server, ServerConfig, metrics
+from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, cores, relay
 from prpc_engine.config import TlsSettings
 from prpc_engine.errors import ConfigError, DeadlineExceeded, RemoteError
 from shard import CoreLocks, ShardStatistics, usable_cores
 from tests.certificates import Authority
-from tests.prpc_engine.cluster.tasks import PATIENCE_S, cluster_at, fresh_host, rule_environment
-from tests.prpc_engine.processes import wait_until
+from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host, rule_environment
+from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 PS0, WORKER0, WORKER1 = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
 
@@ -38,6 +41,22 @@ def tasks(host: str) -> Iterator[tuple[Server, Server]]:
     ):
         assert ps.statistics().shards == 2
         yield ps, worker
+
+
+def test_a_script_that_its_shards_run_again_is_told_what_to_change(host: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import prpc_engine as p\nwith p.Server({{'ps': ['{host}:1']}}, config=p.ServerConfig(shards=1)): pass\n")
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert 'a shard of it imports the script: make the Server under `if __name__ == "__main__":`' in ran.stderr
+    assert "port is taken" not in ran.stderr
 
 
 def test_tensors_and_errors_come_through_a_shard(tasks: tuple[Server, Server]) -> None:
@@ -67,6 +86,39 @@ def test_who_gives_up_or_goes_away_behind_a_shard_leaves_its_tensors_there(tasks
     wait_until(lambda: ps.statistics().waiting == 1)
     worker.stop()
     wait_until(lambda: ps.statistics().waiting == 0)
+
+
+def test_a_shard_forgets_who_went_away_while_they_waited(tasks: tuple[Server, Server]) -> None:
+    ps, worker = tasks
+    worker.submit_recv("never", source=PS0, step=0)
+    wait_until(lambda: ps.statistics().waiting == 1)
+    for peer in worker._at.data.peers():
+        worker._at.driver.reactor.call_soon(peer.connection.close)
+    wait_until(lambda: ps.statistics().waiting == 0)
+    assert ps._at._relays is not None
+    assert ps._at._relays._group.map(askers_remembered, timeout_s=PATIENCE_S) == [0, 0]
+
+
+def askers_remembered() -> int:
+    """In a shard."""
+    assert relay._relay is not None
+    return len(relay._relay._under_way)
+
+
+def test_each_shard_is_in_the_metrics_of_its_task_and_so_is_what_all_answered(tasks: tuple[Server, Server]) -> None:
+    ps, worker = tasks
+    registry = CollectorRegistry()
+    metrics.register(ps, registry)
+    for step in range(3):
+        ps.send("a", np.ones(3), to=WORKER0, step=step)
+        worker.recv("a", source=PS0, step=step)
+    read = registry.get_sample_value
+    served = [read("prpc_server_requests_total", {"service": "data", "server_id": one, "shard": one}) for one in ("0", "1")]
+    assert sorted(map(float, served)) == [0, 3], "the worker is connected to one of them"  # type: ignore[arg-type]
+    assert [read("prpc_shard_up", {"shard": one}) for one in ("0", "1")] == [1, 1]
+    assert read("prpc_task_answers_total", {"task": PS0}) == 3
+    ps.stop()
+    assert list(registry.collect()) == []
 
 
 def shards_of(server: Server) -> tuple[ShardStatistics, ...]:

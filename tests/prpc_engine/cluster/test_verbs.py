@@ -12,6 +12,7 @@ import pytest
 from prpc_engine import Server
 from prpc_engine.cluster import TaskUnreachable, server
 from prpc_engine.cluster.verbs import Verbs
+from prpc_engine.errors import ConfigError
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import wait_until
 
@@ -43,6 +44,20 @@ def test_the_log_says_from_time_to_time_what_a_task_does(
 def rates_in(text: str, verb: str) -> list[float]:
     """What the lines so far say, times the period: how often it was counted."""
     return [round(float(rate) * 0.05, 3) for rate in re.findall(rf"([0-9.]+) {verb}/s", text)]
+
+
+def test_a_task_that_was_started_with_a_changed_map_is_refused_and_the_change_is_named(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
+    for name, value in rule_environment("file", cluster, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    with Server(cluster, "worker", 0) as worker:
+        file = tmp_path / ".endpoint_map"
+        file.write_text(file.read_text().replace("3333", "3444"))
+        with Server(cluster, "ps", 0), pytest.raises(ConfigError, match="do not have the same cluster"):
+            worker.recv("weights", source=PS0, step=0)
+        wait_until(lambda: f"hot reload refused: {file} has changed in line 1" in caplog.text)
 
 
 def test_a_map_that_was_changed_is_refused_by_name_once(

@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
+EPOCHS = "8"  # of half a second: long enough to lose somebody in the middle
 MANY_EPOCHS = "400"  # of half a second: there is time to interfere
 
 
@@ -85,13 +86,13 @@ def test_a_whole_run_agrees_with_the_baseline_and_writes_its_report(tmp_path: Pa
 
 def test_a_killed_server_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
-    demo = start("--kill-server", "--epochs", "20", "--json", str(report_file))
+    demo = start("--kill-server", "--epochs", EPOCHS, "--json", str(report_file))
     output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0, output
     assert "server 0" in output and "was killed by SIGKILL" in output and "nothing was lost" in output
     report = json.loads(report_file.read_text())
     assert report["agrees"] is True
-    assert report["examples"] == 20 * 261_877  # every batch was trained, those under way at the kill too
+    assert report["examples"] == int(EPOCHS) * 261_877  # every batch was trained, those under way at the kill too
     assert [recovery["server"] for recovery in report["recoveries"]] == ["server 0"]
     assert report["recoveries"][0]["after_examples"] >= 0.4 * report["examples"]
 
@@ -102,6 +103,7 @@ def test_a_killed_server_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None
         (("--kill-server", "--replicas", "0"), "without a copy the tables are lost"),
         (("--replicas", "1", "--shards", "2"), "tables with copies take no shards"),
         (("--servers", "2", "--replicas", "2"), "at least 3 servers"),
+        (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: it cannot be written"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_a_line(options: tuple[str, ...], says: str) -> None:
@@ -112,7 +114,7 @@ def test_what_does_not_go_together_is_refused_in_a_line(options: tuple[str, ...]
 
 
 def test_a_killed_worker_is_named_and_the_others_go_on() -> None:
-    demo = start("--epochs", "20")
+    demo = start("--epochs", EPOCHS)
     read_until(demo, "training ...")
     roles = roles_of(demo, 4)
     roles[3].kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
@@ -75,11 +76,16 @@ class Works:
 
 
 def cut_socket(peer: Any) -> None:
-    """Shut a connection's socket as if the network had: neither side is asked. Through a second descriptor of it."""
+    """Shut a connection's socket as if the network had: neither side is asked. Through a second descriptor of it. One that the
+    other side has shut already stays so."""
     connection = peer.connection
     fd = connection.notes.fileno() if connection.transport == "shm" else connection._sock.fileno()
     with socket.socket(fileno=os.dup(fd)) as sock:
-        sock.shutdown(socket.SHUT_RDWR)
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
 
 
 def figures(service: RpcService) -> dict[str, int]:

@@ -1,0 +1,42 @@
+"""`prpc config`: every setting that this environment makes, and where it comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from prpc_engine import cli
+from prpc_engine.cli.settings import all_settings, unread
+
+if TYPE_CHECKING:
+    from prpc_engine.cli import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    parser = commands.add_parser(
+        "config",
+        help=cli.COMMANDS["config"],
+        description="Say what holds for nodes and tasks that are started in this environment and folder, a setting a line: name, "
+        "value, and where it comes from. Exit code 2 when one of them makes no sense. What a program passes as an argument goes "
+        "before all of these. A secret is never shown.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON array: name, value, origin, error")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them; what is wrong on standard error, a line each."""
+    settings = all_settings()
+    if args.json:
+        print(json.dumps([asdict(setting) for setting in settings], indent=1))
+    else:
+        names, values = (max(len(getattr(one, column)) for one in settings) for column in ("name", "value"))
+        for one in settings:
+            print(f"{one.name:<{names}}  {one.value or '-':<{values}}  {one.origin}")
+    errors = [setting.error for setting in settings if setting.error]
+    for text in [*errors, *unread().values()]:
+        print(f"prpc: {text}", file=sys.stderr)
+    return cli.WRONG_USAGE if errors else cli.OK

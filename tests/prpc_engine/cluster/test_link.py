@@ -1,0 +1,33 @@
+"""The way to another task: what comes at the moment at which an attempt to reach it is given up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prpc_engine import Server
+from prpc_engine.cluster.link import Link
+from prpc_engine.cluster.receipt import Receipt
+from prpc_engine.errors import RpcError
+from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+
+def test_a_request_that_comes_as_nobody_waits_any_more_begins_anew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
+    late: list[Receipt] = []
+    goes_on = Link._goes_on
+
+    def and_then_ask(link: Link, error: RpcError) -> bool:
+        answer = goes_on(link, error)
+        if not answer and not late:
+            late.append(worker.submit_recv("late", source="/job:ps/task:0", step=0))
+        return answer
+
+    monkeypatch.setattr(Link, "_goes_on", and_then_ask)
+    with Server(cluster, "worker", 0) as worker:
+        worker.submit_recv("given up", source="/job:ps/task:0", step=0).cancel()
+        wait_until(lambda: late, "the end of the attempts for it")
+        with Server(cluster, "ps", 0) as ps:
+            ps.send("late", np.ones(3), to="/job:worker/task:0", step=0)
+            assert late[0].result(PATIENCE_S).tolist() == [1, 1, 1]
