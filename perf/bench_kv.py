@@ -1,4 +1,4 @@
-"""Push and pull between one worker and one server process, inline on both sides, polling.
+"""Push and pull between one worker and one server process, inline on both sides, polling; and between several of each.
 
 Expected, beside the same table called in this process with no message at all:
     64 keys x 16, pull or push    a call (6 us over shm, 14 over tcp), key arrays wrapped on both sides, the table's
@@ -12,15 +12,23 @@ Expected, beside the same table called in this process with no message at all:
                                   of the optimizer: 1.5 ms. push_pull: both.
     100,000 keys x 64, of 10 M    25.6 MB of rows, each with its cache misses in 2.6 GB: 5 ms to gather, twice that to change.
                                   Each candidate makes such a table first: 3.2 GB of memory, some 10 s.
+    servers x workers             each worker pulls and pushes 10,000 keys x 16, one after the other, as fast as it goes: 0.8 ms a
+                                  pair. From two servers on a worker cuts its keys up and puts the rows together, 0.4 ms more of
+                                  its own core, while each server has less to do. With a core for each process N servers and N
+                                  workers do N times what two and one do; without, all share the cores there are, marked
+                                  "oversubscribed": more workers change nothing, more servers cost that and the switches between
+                                  processes. Polling is off, or pollers would have the cores of those who work.
 
     python -m perf.bench_kv [--json] [--quick]
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import prpc_engine
-from perf.child import STOP_LOOK_S, Announce, StopRequest
+import shard
+from perf.child import START_S_MAX, STOP_LOOK_S, Announce, Child, StopRequest
 from perf.harness import Candidate, Place, Result, compare
 from perf.peers.face import WAIT_S_MAX
 from perf.peers.prpc import only_core, serve_master
@@ -45,6 +54,8 @@ CHECKED_KEYS = 30_000  # about so many are looked at in the end
 KEY_SETS = 8
 LEARNING_RATE = 1.0  # with gradients of 1, each push lowers a value by exactly 1
 WINDOW_FIRST = 64
+COUNTS = (1, 2, 4)  # of servers, and of workers
+GRID_REPEATS_MAX = 2  # of nine candidates with up to ten processes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,24 @@ class Dense:
         return f"{self.verb}, dense {self.rows * 4000 / 1e6:g} MB"
 
 
-Case = Sparse | Dense
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Every number of servers with every number of workers, each of which pulls `keys` rows float32[dim] and pushes to them."""
+
+    keys: int
+    dim: int
+    counts: tuple[int, ...] = COUNTS
+
+    @property
+    def size_bytes(self) -> int:
+        """Keys and rows, both ways."""
+        return 2 * self.keys * (8 + self.dim * 4)
+
+    def __str__(self) -> str:
+        return f"servers x workers, pull and push, {self.keys} keys x {self.dim} a worker"
+
+
+Case = Sparse | Dense | Grid
 LARGE_PULL = Sparse("pull", 100_000, 64, keys_in_table=10_000_000)
 LARGE_PUSH = Sparse("push", 100_000, 64, keys_in_table=10_000_000)
 CASES: list[Case] = [
@@ -101,6 +129,7 @@ CASES: list[Case] = [
     Dense("pull", 1000),
     Dense("push", 1000),
     Dense("push_pull", 1000),
+    Grid(10_000, 16),
 ]
 ALONE = "the table alone"
 TARGETS = [
@@ -111,7 +140,9 @@ TARGETS = [
 
 
 def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
-    """Measure one case over each transport, and with no transport."""
+    """Measure one case over each transport, and with no transport; of a grid each of its points."""
+    if isinstance(case, Grid):
+        return run_grid(case, effort, progress, pinned)
     candidates = [
         Candidate("prpc kv, shm", "ours", partial(measure, case=case, transport="shm")),
         Candidate("prpc kv, tcp", "ours", partial(measure, case=case, transport="tcp")),
@@ -130,7 +161,7 @@ def serve(announce: Announce, master: str, transport: str) -> None:
             service.serve_forever(timeout_s=STOP_LOOK_S)
 
 
-def measure(place: Place, effort: Effort, case: Case, transport: str) -> Sample:
+def measure(place: Place, effort: Effort, case: Sparse | Dense, transport: str) -> Sample:
     """Time each verb, or with a window the rate of its submit_ form; then look at what the pushes came to."""
     with (
         place.serve_aside(serve_master) as (_, master),
@@ -152,7 +183,7 @@ def measure(place: Place, effort: Effort, case: Case, transport: str) -> Sample:
         return work.check(_with_keys(sample, case))
 
 
-def measure_table(place: Place, effort: Effort, case: Case) -> Sample:
+def measure_table(place: Place, effort: Effort, case: Sparse | Dense) -> Sample:
     """The server's object, called as the server would call it, in this process."""
     table = TableShard()
     optimizer = Sgd(learning_rate=LEARNING_RATE)
@@ -172,10 +203,82 @@ def measure_table(place: Place, effort: Effort, case: Case) -> Sample:
     return sample
 
 
+def run_grid(case: Grid, effort: Effort, progress: Callable[[str], None] | None, pinned: bool) -> list[Result]:
+    """Measure each number of servers with each number of workers."""
+    candidates = []
+    for servers in case.counts:
+        for workers in case.counts:
+            name = f"{servers} server{'s' * (servers > 1)} x {workers} worker{'s' * (workers > 1)}"
+            if servers + workers > len(shard.usable_cores()):
+                name += ", oversubscribed"
+            measured = partial(measure_grid, case=case, servers=servers, workers=workers)
+            candidates.append(Candidate(name, "ours", measured))
+    effort = replace(effort, repeats=min(effort.repeats, GRID_REPEATS_MAX))
+    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+
+
+def measure_grid(place: Place, effort: Effort, case: Grid, servers: int, workers: int) -> Sample:
+    """The rate of all workers together, who begin at the same time; then look at what their pushes came to."""
+    with place.serve_aside(serve_master) as (_, master), ExitStack() as stack:
+
+        def start(count: int, target: Callable[..., None], *more: object) -> list[Child]:
+            return [stack.enter_context(Child(target, master, *more, cores=place.other_cores)) for _ in range(count)]
+
+        start(servers, serve_idle)
+        working = start(workers, work_in_grid, case, servers, workers, effort)
+        service = stack.enter_context(prpc_engine.RpcService(master=master))
+        table = _grid_table(service, case, servers)
+        for begin in range(0, KEYS_IN_TABLE, FILL_KEYS):
+            some = np.arange(begin, min(begin + FILL_KEYS, KEYS_IN_TABLE))
+            table.push(TABLE, some, np.ones((len(some), case.dim), np.float32))
+        service.master_client.barrier(TABLE, workers + 1, timeout_s=START_S_MAX)
+        done = [child.receive() for child in working]
+        pushes = sum(operations for operations, _ in done)
+        total = table.pull(TABLE, np.arange(KEYS_IN_TABLE)).sum(dtype=np.float64)
+        sample = Sample(ops=pushes, ops_per_s=sum(operations / took_s for operations, took_s in done))
+        if sample.ops_per_s is not None:
+            sample.figures["million_keys_per_s"] = 2 * sample.ops_per_s * case.keys / 1e6
+        wanted = (KEYS_IN_TABLE + pushes * case.keys) * case.dim
+        return sample.with_work(total=int(-total), wanted=wanted, operations=pushes)
+
+
+def serve_idle(announce: Announce, master: str) -> None:
+    """A key-value server that gives its core to others while nothing comes, until SIGTERM."""
+    stop = StopRequest()
+    with prpc_engine.RpcService(master=master) as service:
+        TableServer(service)
+        while not stop.asked:
+            service.serve_forever(timeout_s=STOP_LOOK_S)
+
+
+def work_in_grid(announce: Announce, master: str, case: Grid, servers: int, workers: int, effort: Effort) -> None:
+    """One worker: (operations, seconds that they took)."""
+    with prpc_engine.RpcService(master=master) as service:
+        table = _grid_table(service, case, servers)
+        chooser = np.random.default_rng(service.rank)
+        sets = [chooser.choice(KEYS_IN_TABLE, case.keys, replace=False) for _ in range(KEY_SETS)]
+        grads = np.ones((case.keys, case.dim), np.float32)
+        service.master_client.barrier(TABLE, workers + 1, timeout_s=START_S_MAX)
+        began = time.perf_counter()
+        operations = 0
+        while operations < effort.ops_min or time.perf_counter() - began < effort.timed_s:
+            keys = sets[operations % KEY_SETS]
+            table.pull(TABLE, keys)
+            table.push(TABLE, keys, grads)
+            operations += 1
+        announce((operations, time.perf_counter() - began))
+
+
+def _grid_table(service: prpc_engine.RpcService, case: Grid, servers: int) -> TableWorker:
+    table = TableWorker(service, expected_servers=servers, timeout_s=START_S_MAX)
+    table.create_sparse(TABLE, case.dim, Sgd(learning_rate=LEARNING_RATE))
+    return table
+
+
 class _Work:
     """The arrays of one run, and what the table must hold after it."""
 
-    def __init__(self, case: Case, push: Callable[..., None], pull: Callable[..., NDArray[np.float32]]) -> None:
+    def __init__(self, case: Sparse | Dense, push: Callable[..., None], pull: Callable[..., NDArray[np.float32]]) -> None:
         self._case = case
         self._pull = pull
         self._turn = 0
@@ -226,7 +329,7 @@ def _under_way(submit: Callable[..., Any], work: _Work, window: int, effort: Eff
     return time_many(send, effort, WINDOW_FIRST, effort.ops_max)[0]
 
 
-def _with_keys(sample: Sample, case: Case) -> Sample:
+def _with_keys(sample: Sample, case: Sparse | Dense) -> Sample:
     if isinstance(case, Sparse) and sample.ops_per_s:
         sample.figures["million_keys_per_s"] = sample.ops_per_s * case.keys / 1e6
     return sample
@@ -244,6 +347,13 @@ def test_after_the_pushes_every_value_is_what_they_make_it() -> None:
             assert result.state == "ok", result.note
             assert result.work["values_right"] == result.work["values"] > 0
             assert result.work["operations"] >= TINY.ops_min
+
+
+def test_in_a_grid_every_push_of_every_worker_counts() -> None:
+    for result in run(Grid(64, 16, counts=(2,)), TINY):
+        assert result.state == "ok", result.note
+        assert result.work["total"] == result.work["wanted"] > 0
+        assert result.ops_per_s
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ Expected, one key a message:
     64 KiB to 16 MB over shm    40 messages (4 of 16 MB) of one key each, all issued and then all waited for, as the C++ figures
                                 were taken. push: one copy into shared memory; the handle gets a view. pull: the server's copy
                                 and the worker's into its own array: half of memcpy's rate. push_pull: both.
-    the same over tcp           what one socket over loopback carries.
+                                What is below 128 KiB, both ways together, shares calls once eight are on their way.
+    the same over unix, tcp     what one socket within the host carries; nodes without shared memory choose unix over tcp.
     batched keys                100,000 scalars a push, summed by the default handle: its look-up of keys that were pushed
                                 together before, a few ns a key.
     barrier                     the first worker holds it: one call of the other to it, which opens it where the first has come:
@@ -44,7 +45,8 @@ from perf.timing import FULL, TINY, Effort, Sample, time_calls, time_each, time_
 from prpc_engine.kv import pslite as ps
 
 NAME = "pslite"
-SHM, TCP, COPY, RAW = "prpc pslite, shm", "prpc pslite, tcp", "np.copyto, one core", "raw tcp"
+SHM, UNIX, TCP = "prpc pslite, shm", "prpc pslite, unix", "prpc pslite, tcp"
+COPY, RAW = "np.copyto, one core", "raw tcp"
 KIB = 1 << 10
 BATCHED_KEYS = 100_000
 WINDOW = 128
@@ -110,6 +112,7 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
     """Measure one case over each transport, beside what bounds it, and what was published of the C++ one."""
     candidates = [Candidate(SHM, "ours", partial(measure, case=case, van="shm"))]
     if not isinstance(case, Barrier):
+        candidates.append(Candidate(UNIX, "ours", partial(measure, case=case, van="unix")))
         candidates.append(Candidate(TCP, "ours", partial(measure, case=case, van="tcp")))
     if isinstance(case, Verb) and case.window == 1:
         candidates += [

@@ -28,8 +28,9 @@ from prpc_engine.kv.consistency import Consistency, Ssp, Sync, WorkersBehind
 from prpc_engine.kv.elastic import ElasticServer, ElasticStatistics
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture
-from prpc_engine.kv.imbalance import Balance, ServerShare
+from prpc_engine.kv.imbalance import Balance, ServerShare, WorkerShare
 from prpc_engine.kv.initializer import Constant, Initializer, Uniform
+from prpc_engine.kv.lag import Lag
 from prpc_engine.kv.optimizer import Adagrad, Adam, Add, Assign, Ftrl, Momentum, Optimizer, Sgd
 from prpc_engine.kv.parameters import Parameters
 from prpc_engine.kv.schedule import Cosine, Exponential, Polynomial, Schedule, WarmUp
@@ -99,6 +100,7 @@ __all__ = [
     "KVServerDefaultHandle",
     "KVWorker",
     "KeyRange",
+    "Lag",
     "Momentum",
     "Optimizer",
     "Parameters",
@@ -123,6 +125,7 @@ __all__ = [
     "Versioned",
     "WORKER_GROUP",
     "WarmUp",
+    "WorkerShare",
     "WorkersBehind",
     "finalize",
     "get_postoffice",

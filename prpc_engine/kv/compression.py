@@ -7,6 +7,7 @@
     top_k   int32[k] positions; float32[k] values: those of the         8 M * fraction
             `fraction` of elements with the greatest magnitudes
 
+All refuse what is not finite: it would stay in what is kept for the next gradient, and no later one would be a number again.
 All lose something. `Feedback` keeps what was lost and adds it to the next gradient of the same tensor: so nothing is
 lost for good, and SGD converges as without compression (Seide and others, Interspeech 2014; Stich, Cordonnier, Jaggi,
 NeurIPS 2018; Karimireddy and others, ICML 2019). top_k needs it; for the others it is a matter of taste.
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +30,11 @@ from prpc_engine.kv.spec import build, checked_count, checked_number
 from prpc_engine.kv.storage import storage_dtype
 
 BLOCK_MAX = 2**20
+GREATEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}  # of the finite numbers
 CODE_MAX = 127
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+Sent = TypeVar("Sent")
 
 
 class Compressor(ABC):
@@ -65,17 +68,19 @@ class Compressor(ABC):
 
 @dataclass(frozen=True)
 class Cast(Compressor):
-    """Rounded to the nearest float16 or bfloat16; what is above 65504 becomes infinite in float16."""
+    """Rounded to the nearest finite float16 or bfloat16: of float16 that is 65504 for what is above."""
 
     name = "cast"
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float16", "bfloat16"):
+        if self.dtype not in GREATEST:
             raise ConfigError(f"compression 'cast': dtype is {self.dtype!r}; allowed: float16, bfloat16")
 
     def encode(self, grads: Floats) -> tuple[Array, ...]:
-        return (grads.astype(storage_dtype(self.dtype)),)
+        _check_finite(self.name, np.isfinite(grads))
+        greatest = np.float32(GREATEST[self.dtype])
+        return (np.asarray(np.clip(grads, -greatest, greatest), storage_dtype(self.dtype)),)
 
     def decode(self, parts: Sequence[Array], shape: tuple[int, ...]) -> Floats:
         self._check(parts, (storage_dtype(self.dtype), shape))
@@ -84,7 +89,7 @@ class Cast(Compressor):
 
 @dataclass(frozen=True)
 class Int8(Compressor):
-    """Each element within half of its block's scale: 1/254 of the greatest magnitude there. Refuses what is not finite."""
+    """Each element within half of its block's scale: 1/254 of the greatest magnitude there."""
 
     name = "int8"
     block: int = 256
@@ -95,8 +100,7 @@ class Int8(Compressor):
     def encode(self, grads: Floats) -> tuple[Array, ...]:
         blocks = self._blocks(grads.reshape(-1))
         scales = np.abs(blocks).max(axis=1, initial=0)
-        if not np.isfinite(scales).all():
-            raise BadArguments("gradients to be compressed by 'int8' hold infinity or NaN; finite numbers are allowed")
+        _check_finite(self.name, np.isfinite(scales))
         scales /= np.float32(CODE_MAX)
         codes = blocks / np.where(scales > 0, scales, np.float32(1))[:, None]
         np.rint(codes, out=codes)
@@ -130,6 +134,7 @@ class TopK(Compressor):
 
     def encode(self, grads: Floats) -> tuple[Array, ...]:
         flat = grads.reshape(-1)
+        _check_finite(self.name, np.isfinite(flat))
         count = self._count(len(flat))
         positions = np.argpartition(np.abs(flat), len(flat) - count)[len(flat) - count :] if count else np.arange(0)
         positions.sort()
@@ -162,12 +167,21 @@ class Feedback:
         self._compressor = compressor
         self._rest = np.zeros(shape, np.float32)
 
-    def encode(self, grads: Floats) -> tuple[Array, ...]:
-        """The compressor's encode() of the gradient and of what was left over before."""
+    def send(self, grads: Floats, push: Callable[..., Sent]) -> Sent:
+        """push(*parts) of the gradient and of what was left over before.
+
+        Where it raises, and so has sent nothing, nothing of this gradient is kept: who pushes it again does not push it twice.
+        """
         wanted = grads + self._rest
         parts = self._compressor.encode(wanted)
+        sent = push(*parts)
         self._rest = wanted - self._compressor.decode(parts, wanted.shape)
-        return parts
+        return sent
+
+
+def _check_finite(name: str, finite: npt.NDArray[np.bool_]) -> None:
+    if not finite.all():
+        raise BadArguments(f"gradients to be compressed by {name!r} hold infinity or NaN; finite numbers are allowed")
 
 
 COMPRESSORS: dict[str, type[Compressor]] = {"cast": Cast, "int8": Int8, "top_k": TopK}

@@ -17,14 +17,26 @@ distributed ML via a stale synchronous parallel parameter server" (NIPS 2013); w
     unknown   pushes while some are awaited     present, in the place of one of them
     unknown   pushes when none is awaited       present: it has joined
     present   its last connection is lost       missed: it counts as present for pace.GRACE_S, as its pushes mostly come again
+    present   the same, and its process ended   gone at once, where that can be seen: on the server's own host
     missed    pushes, or a push comes again     present
     missed    GRACE_S are over                  gone: it holds nobody up
     missed    the same, and it was the last     gone; `workers` are awaited anew, unless the next one that comes is it again
 
-A push that comes again (ledger.py) is in one step, and ticks once: it is never given to the table twice. Tables of partitions
-that are copied or move have no consistency but the usual one: a copy is not told which worker each push is from, nor who waits.
+Whoever comes enters at the slowest clock, so that it neither holds others up for the past nor is ahead. A push that comes again
+(ledger.py) is in one step, and ticks once: it is never given to the table twice.
 
-Whoever comes enters at the slowest clock, so that it neither holds others up for the past nor is ahead.
+Tables of elastic servers have no consistency but async. To pace them, four things would have to be so that are not:
+    a push says which step of its table it belongs to    its number in the ledger counts one worker's pushes to all tables. When a
+                                                         primary dies that has answered one worker of a step, and not another,
+                                                         and no copy has the step (ack "applied"), its successor gets the next
+                                                         push of the one beside the repeated one of the other, as one step
+    all partitions agree on who is present               one that begins anew from a checkpoint awaits `workers` of them, and
+                                                         a worker that the others know to be gone never comes
+    a step is one change of the stream                   its pushes, their notes in the ledger and the clocks: each push is
+                                                         forwarded, and counts, by itself (hosted.py)
+    who waits holds no hand-over up                      a partition goes to its heir once no push is held, and in a paced table
+                                                         some push nearly always is
+So a step's number has to come with the push and the roster of workers from the master before a copy can be told of either.
 """
 
 from __future__ import annotations
@@ -100,58 +112,54 @@ def from_spec(spec: object) -> Consistency | None:
 
 
 class Clocks:
-    """The table in the file's head, for one partition. `base`: the clock of who is awaited; read and set between generations."""
+    """The table in the file's head, for one partition. `present`: the clocks of those that are, `names` theirs; both to be read.
+    `base`: the clock of who is awaited; read and set between generations."""
 
     def __init__(self, workers: int) -> None:
         self.base = 0
         self._workers = self._awaited = workers
-        self._clocks: dict[int, int] = {}
-        self._names: dict[int, str] = {}
+        self.present: dict[int, int] = {}
+        self.names: dict[int, str] = {}
         self._left_last: int | None = None
 
     def __contains__(self, worker: int) -> bool:
-        return worker in self._clocks
+        return worker in self.present
 
     def __len__(self) -> int:
-        return len(self._clocks)
+        return len(self.present)
 
     @property
     def slowest(self) -> int:
         """The clock that nobody is behind."""
-        return self.base if self._awaited or not self._clocks else min(self._clocks.values())
+        return self.base if self._awaited or not self.present else min(self.present.values())
 
     def enter(self, worker: int, name: str, ahead: int = 0) -> None:
         """An unknown worker pushes. ahead: pushes of it that are here and not applied, when it was here before."""
-        if not self._clocks and worker == self._left_last:
+        if not self.present and worker == self._left_last:
             self._awaited = 0  # its connection was lost, and not the job
         clock = self.slowest + ahead
         self._awaited = max(0, self._awaited - 1)
-        self._clocks[worker], self._names[worker] = clock, name
+        self.present[worker], self.names[worker] = clock, name
 
     def leave(self, worker: int) -> None:
         """A present worker is gone."""
-        clock = self._clocks.pop(worker)
-        del self._names[worker]
-        if not self._clocks:
+        clock = self.present.pop(worker)
+        del self.names[worker]
+        if not self.present:
             self.base, self._awaited, self._left_last = clock, self._workers, worker
 
     def tick(self, worker: int, pushes: int = 1) -> None:
         """A present worker has pushed; -1: it has taken a push back."""
-        self._clocks[worker] += pushes
+        self.present[worker] += pushes
 
     def lead(self, worker: int) -> int:
         """Pushes that a worker is ahead of the slowest; 0 of one that is not present."""
-        return self._clocks.get(worker, self.slowest) - self.slowest
-
-    def steps_behind(self) -> dict[str, int]:
-        """{present worker: pushes that it is behind the one farthest ahead}, of those that are behind it."""
-        farthest = max(self._clocks.values(), default=0)
-        return {self._names[worker]: farthest - clock for worker, clock in self._clocks.items() if clock < farthest}
+        return self.present.get(worker, self.slowest) - self.slowest
 
     def behind(self) -> str:
         """Who is at the slowest clock, in words."""
         slowest = self.slowest
-        names = sorted(name for worker, name in self._names.items() if self._clocks[worker] == slowest)
+        names = sorted(name for worker, name in self.names.items() if self.present[worker] == slowest)
         named = names[:NAMED_MAX] + ([f"{len(names) - NAMED_MAX} more"] if len(names) > NAMED_MAX else [])
         if self._awaited:
             named.append(f"{self._awaited} of {self._workers} workers that have not pushed yet")

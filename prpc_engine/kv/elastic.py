@@ -78,8 +78,10 @@ class ElasticServer:
     checkpoint  a folder that all servers see: what is held by nobody any more comes from its newest whole checkpoint
     checkpoint_root  workers may save to folders below it only; None: wherever this process may write
 
-    The service has no shards: start more processes. One that dies is noticed as the service's lease says, on the master's host at
-    once; start another one in its place, and it takes its share. Raises ConfigError.
+    The service has no shards: a shard is a reactor that nobody may block, and each server's keeper and filler wait for the master
+    and for other servers, for seconds at times, in threads of their own (keeper.py). Start a process for each core instead. One
+    that dies is noticed as the service's lease says, on the master's host at once; start another one in its place, and it takes
+    its share. Raises ConfigError.
     """
 
     def __init__(
@@ -155,11 +157,15 @@ class ElasticServer:
             )
 
     def close(self) -> None:
-        """Serve no more. What is not held by another server comes from a checkpoint then: drain() first. Again: does nothing."""
+        """Serve no more. What is not held by another server comes from a checkpoint then: drain() first. Again: does nothing.
+
+        A master that is away is not waited for longer than RpcServer.close() does.
+        """
         for watch in self._watches:
             self._tree.cancel_watch(watch)
-        self._keeper.close()
+        self._keeper.stop()  # what it asks of the master and what close() tells it wait side by side
         self.server.close()
+        self._keeper.join()
         self._client.close()
 
     def __enter__(self) -> ElasticServer:

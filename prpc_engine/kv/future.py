@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from prpc_engine.errors import RemoteError
+from prpc_engine.kv.consistency import WorkersBehind
+
 Value = TypeVar("Value")
 
 
@@ -39,16 +42,28 @@ class KVFuture(Generic[Value]):
     def result(self, timeout_s: float | None = None) -> Value:
         """The merged answer, at most `timeout_s` seconds from now; None leaves it to the deadlines of the calls.
 
-        Raises the error of the first server that failed, in order of server id. The other servers' parts are not
-        undone: a push that raised may have reached some of them.
+        Raises the error of the first server that failed, in order of server id; WorkersBehind as itself. The other servers'
+        parts are not undone: a push that raised may have reached some of them.
         """
-        if timeout_s is None:
-            return self._assemble([part.result() for part in self._parts])
-        until = time.monotonic() + timeout_s
-        return self._assemble([part.result(max(0.0, until - time.monotonic())) for part in self._parts])
+        try:
+            if timeout_s is None:
+                return self._assemble([part.result() for part in self._parts])
+            until = time.monotonic() + timeout_s
+            return self._assemble([part.result(max(0.0, until - time.monotonic())) for part in self._parts])
+        except RemoteError as error:
+            raise _named(error) from error.__cause__
 
     def __await__(self) -> Generator[Any, None, Value]:
         answers = []
-        for part in self._parts:
-            answers.append((yield from part.__await__()))
+        try:
+            for part in self._parts:
+                answers.append((yield from part.__await__()))
+        except RemoteError as error:
+            raise _named(error) from error.__cause__
         return self._assemble(answers)
+
+
+def _named(error: RemoteError) -> Exception:
+    """What a table raises for its callers to catch, as what it was there."""
+    is_behind = error.type_name.rpartition(".")[2] == WorkersBehind.__name__
+    return WorkersBehind(error.remote_message) if is_behind else error

@@ -1,7 +1,7 @@
 """What a server of placed tables answers: requests that name a partition and its epoch, each at the partition it holds.
 
-    of workers           pull, pull_dense, their _versioned, apply, apply_replicated, create_table, statistics, applied_of, began,
-                         checkpoint_...: the primary's
+    of workers           pull, pull_dense, their _versioned, apply, apply_replicated, create_table, statistics, workers,
+                         applied_of, began, checkpoint_...: the primary's
     of other servers     copy_begin, copy_read, copy_end, copy_follows: the primary's; follow: a replica's
 
 A request for what this server does not hold, at that epoch and in that role, raises Moved. So does every request to a primary
@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.errors import ConfigError
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.hosted import Hosted, Moved, Send
 from prpc_engine.kv.placement import Placed, Placement
@@ -61,7 +60,7 @@ class TableHost:
             self.apply_durable,
             self.create_table,
             self.statistics,
-            self.steps_behind,
+            self.workers,
             self.applied_of,
             self.began,
             self.copy_begin,
@@ -119,19 +118,16 @@ class TableHost:
         return self._served(partition, epoch).apply_durable(*push)
 
     def create_table(self, partition: int, epoch: int, spec: dict[str, Any]) -> Any:
-        """As TableShard's; replicas have the table when it is answered. ConfigError also for consistency: who pushes is not known
-        to a replica."""
-        if spec.get("consistency") is not None:
-            raise ConfigError(f"table {spec.get('table')!r}: an elastic table can have no consistency but the usual one")
+        """As TableShard's; replicas have the table when it is answered. ConfigError also for a consistency."""
         return self._served(partition, epoch).create_table(spec)
 
     def statistics(self, partition: int, epoch: int) -> dict[str, dict[str, int]]:
         """As TableShard's."""
         return self._served(partition, epoch).shard.statistics()
 
-    def steps_behind(self, partition: int, epoch: int, table: str) -> dict[str, int]:
+    def workers(self, partition: int, epoch: int) -> list[list[Any]]:
         """As TableShard's."""
-        return self._served(partition, epoch).shard.steps_behind(table)
+        return self._served(partition, epoch).shard.workers()
 
     def applied_of(self, partition: int, epoch: int, client: int) -> int:
         """The greatest number of a push of that worker which is in."""

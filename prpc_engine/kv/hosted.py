@@ -28,8 +28,9 @@ from typing import Any
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import ConfigError, RpcError
 from prpc_engine.kv.copying import Outgoing
+from prpc_engine.kv.ledger import nobody
 from prpc_engine.kv.placement import Placed
-from prpc_engine.kv.server import TableShard, follow
+from prpc_engine.kv.server import TableShard, follow, pushing_node
 from prpc_engine.kv.stream import Stream
 from shard import Future
 
@@ -92,6 +93,7 @@ class Hosted:
 
     def _take_role(self) -> None:
         self.shard.on_applied = self._on_applied if self.is_primary else None
+        self.shard.ledger.pusher = pushing_node if self.is_primary else nobody  # a replica's caller is the primary
         if self.is_primary:
             self.began = {name: table.version for name, (_, table) in self.shard.tables.items()}
             # Those that were replicas of the one before have exactly what this one has: it was handed over.
@@ -164,10 +166,10 @@ class Hosted:
 
     def create_table(self, spec: dict[str, Any]) -> Any:
         """TableShard.create_table(), answered when every replica there is has it."""
-        if isinstance(spec, dict) and spec.get("consistency") is not None:  # a copy is not told which worker each push is from
+        if isinstance(spec, dict) and spec.get("consistency") is not None:  # consistency.py says what is missing for it
             raise ConfigError(
                 f"table {spec.get('table')!r}: consistency {spec['consistency']} is for services whose partitions stay where "
-                "they are; leave it out, or make the service without replicas and moves"
+                "they are; leave it out, or serve the tables from a TableServer"
             )
         if self.is_handing_over:
             answer = Deferred()

@@ -1,15 +1,22 @@
-"""Which server has more than its share, and which one answers late: worked out from what servers and lanes say.
+"""Who has more than its share, and who is late: worked out from what servers and lanes say.
 
 imbalance    keys pulled and pushed at the busiest server, beside the mean of all: 1.0 is even
 stragglers   servers whose answers to pushes take STRAGGLER_RATIO times as long as the median server's
+workers      what each has pushed, and how fast; in tables with a consistency how far it is behind, since when, and how long
+             others have waited for it: who held them up for longest comes first
+
+A worker is a node, as in consistency.py. One whose first pushes went to an elastic server that is gone is known by the number of
+its TableWorker only.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from prpc_engine.kv.lag import Lag
 from prpc_engine.kv.table import TableStatistics
 
 STRAGGLER_RATIO = 2.0  # twice the median is not noise: each figure is a moving mean of many answers
@@ -28,10 +35,27 @@ class ServerShare:
 
 
 @dataclass(frozen=True)
+class WorkerShare:
+    """What one worker does. pushes: applied, a verb's counted at each partition that it went to; pushes_per_s: since the look
+    before this one, 0.0 at a worker's first; lags: by table with a consistency, each figure of the partition where it is most."""
+
+    worker: str
+    pushes: int
+    pushes_per_s: float
+    lags: Mapping[str, Lag]
+
+    @property
+    def held_up_s(self) -> float:
+        """Seconds in all in which others have waited for it, at one table or another."""
+        return sum((lag.held_up_s for lag in self.lags.values()), 0.0)
+
+
+@dataclass(frozen=True)
 class Balance:
     """See the file's head. repeats: requests of this worker that were sent again; unanswered: pushes without an answer now."""
 
     servers: tuple[ServerShare, ...]
+    workers: tuple[WorkerShare, ...]
     imbalance: float
     stragglers: tuple[int, ...]
     repeats: int
@@ -52,11 +76,38 @@ def share_of(server_id: int, answers_s: Sequence[float], tables: Mapping[str, Ta
     )
 
 
-def balance_of(servers: Sequence[ServerShare], repeats: int, unanswered: int) -> Balance:
+class WorkerLooks:
+    """What the partitions say of workers, from look to look. Owned by one TableWorker."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] = {}  # worker -> pushes
+        self._looked = 0.0
+
+    def shares(self, now: float, partitions: Iterable[Iterable[Sequence[Any]]]) -> tuple[WorkerShare, ...]:
+        """Of what TableShard.workers() said in each of them."""
+        names: dict[int, str] = {}
+        pushes: dict[int, int] = {}
+        lags: dict[int, dict[str, Lag]] = {}
+        for workers in partitions:
+            for worker, name, count, tables in workers:
+                names[worker] = name
+                pushes[worker] = pushes.get(worker, 0) + count
+                worst = lags.setdefault(worker, {})
+                for table, lag in tables.items():
+                    worst[table] = Lag(*map(max, lag, worst.get(table, lag)))
+        elapsed_s = now - self._looked
+        before, self._before, self._looked = self._before, pushes, now
+        rates = {worker: max(0, count - before.get(worker, count)) / elapsed_s for worker, count in pushes.items()}
+        shares = [WorkerShare(names[worker], count, rates[worker], lags[worker]) for worker, count in pushes.items()]
+        return tuple(sorted(shares, key=lambda share: share.held_up_s, reverse=True))
+
+
+def balance_of(servers: Sequence[ServerShare], workers: tuple[WorkerShare, ...], repeats: int, unanswered: int) -> Balance:
     """Of all servers together."""
     keys = [server.keys for server in servers]
     mean = sum(keys) / max(1, len(keys))
     timed = [server.answer_s for server in servers if server.answer_s]
     late_s = STRAGGLER_RATIO * statistics.median_low(timed) if timed else float("inf")
     stragglers = tuple(server.server_id for server in servers if server.answer_s > late_s)
-    return Balance(tuple(servers), max(keys, default=0) / mean if mean else 1.0, stragglers, repeats, unanswered)
+    imbalance = max(keys, default=0) / mean if mean else 1.0
+    return Balance(tuple(servers), workers, imbalance, stragglers, repeats, unanswered)

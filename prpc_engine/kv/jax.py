@@ -52,9 +52,9 @@ class Tree:
         if str(structure) != str(self._structure):  # the stubs of treedefs know no comparison
             raise BadArguments(f"gradients of {self.parameters.table!r} are {structure}; the parameters are {self._structure}")
         for ours, leaf in zip(self.parameters.grads.values(), leaves, strict=True):
-            if ours.shape != leaf.shape:
+            if ours.shape != jnp.shape(leaf):
                 raise BadArguments(
-                    f"a gradient of {self.parameters.table!r} has shape {leaf.shape}; its parameter has {ours.shape}"
+                    f"a gradient of {self.parameters.table!r} has shape {jnp.shape(leaf)}; its parameter has {ours.shape}"
                 )
             ours[...] = leaf
         self.parameters.step(timeout_s=timeout_s)

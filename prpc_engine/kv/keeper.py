@@ -111,11 +111,14 @@ class Keeper:
         self._change(lambda placement: leave(placement) if me not in placement.draining else placement)
         self.look()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Both threads end after what they do now; nobody is told."""
         self._closed = True
         self._wake.set()
         self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait for that."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(REACTOR_TIMEOUT_S)
@@ -130,7 +133,7 @@ class Keeper:
                 return
             except (RpcError, ShardError, TimeoutError) as error:
                 logger.info("server %d cannot see to its partitions now: %s", self._host.server_id, str(error).partition("\n")[0])
-            except Exception:
+            except Exception:  # whatever it is: without this thread the lease runs out here, and all its partitions with it
                 logger.exception("server %d goes on after an error it did not expect", self._host.server_id)
             self._wake.wait(self._lease_s / LOOKS_PER_LEASE)
             self._wake.clear()
@@ -248,7 +251,7 @@ class Keeper:
                 logger.info("partition %d is not filled yet: %s", index, str(error).partition("\n")[0])
                 time.sleep(RETRY_S)
                 self.look()
-            except Exception:
+            except Exception:  # of whatever is in one partition's checkpoint or copy: the others are to be filled all the same
                 logger.exception("partition %d cannot be filled", index)
                 time.sleep(RETRY_S)
                 self.look()

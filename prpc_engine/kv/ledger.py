@@ -7,6 +7,7 @@ of a client:
     floor     every number up to it is settled: applied, or so old that nobody sends it again
     highest   the greatest number applied
     above     the numbers applied above the floor: few, since most pushes come in order
+    node      who pushed the first of them, of those that this ledger has noted itself
 
     a number                                  is
     up to highest - WINDOW                    FORGOTTEN: it may have been applied
@@ -24,8 +25,8 @@ bit i, lowest first, says that highest - WINDOW + 1 + i is settled.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,18 +37,34 @@ NEW, APPLIED, FORGOTTEN = range(3)
 _BITS = np.arange(1 - WINDOW, 1)  # what bit i stands for, beside the highest
 
 
-class _Client:
-    __slots__ = ("above", "floor", "highest")
+class Node(NamedTuple):
+    """The node that a client is part of: its number, and its name for texts."""
 
-    def __init__(self) -> None:
+    number: int
+    name: str
+
+
+class _Client:
+    __slots__ = ("above", "floor", "highest", "node")
+
+    def __init__(self, node: Node | None) -> None:
         self.floor = self.highest = 0
         self.above: set[int] = set()
+        self.node = node
+
+
+def nobody() -> None:
+    """Whoever pushes is not known here: of a replica, which the primary tells."""
 
 
 class Ledger:
-    """See the file's head. Owned by one partition."""
+    """See the file's head. Owned by one partition.
 
-    def __init__(self, clients_max: int = CLIENTS_MAX) -> None:
+    pusher: says who pushes, and is asked once for each client.
+    """
+
+    def __init__(self, clients_max: int = CLIENTS_MAX, pusher: Callable[[], Node | None] = nobody) -> None:
+        self.pusher = pusher
         self._clients: OrderedDict[int, _Client] = OrderedDict()  # who pushed last is last
         self._clients_max = clients_max
         self.clients_forgotten = 0
@@ -69,7 +86,7 @@ class Ledger:
         """A push that find() called NEW has been applied."""
         known = self._clients.get(client)
         if known is None:
-            known = self._add(client)
+            known = self._add(client, self.pusher())
         else:
             self._clients.move_to_end(client)
         if sequence == known.floor + 1 and not known.above:
@@ -84,8 +101,13 @@ class Ledger:
         known = self._clients.get(client)
         return known.highest if known is not None else 0
 
-    def _add(self, client: int) -> _Client:
-        known = self._clients[client] = _Client()
+    def pushes(self) -> Iterator[tuple[int, Node | None, int]]:
+        """Of each client: its number, its node if that is known, and how many pushes it has had applied."""
+        for client, known in self._clients.items():
+            yield client, known.node, known.highest
+
+    def _add(self, client: int, node: Node | None) -> _Client:
+        known = self._clients[client] = _Client(node)
         if len(self._clients) > self._clients_max:
             self._clients.popitem(last=False)
             self.clients_forgotten += 1
@@ -129,7 +151,7 @@ class Ledger:
         for row, client, floor, highest in zip(settled, arrays["client"], arrays["floor"], arrays["highest"], strict=True):
             known = self._clients.get(int(client))
             if known is None:
-                known = self._add(int(client))
+                known = self._add(int(client), None)
             known.above.update((int(highest) + _BITS[row]).tolist())
             known.floor, known.highest = max(known.floor, int(floor)), max(known.highest, int(highest))
             known.above = {each for each in known.above if each > known.floor}

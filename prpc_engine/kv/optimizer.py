@@ -7,8 +7,8 @@
     momentum  momentum m         m <- mu m + g;  w - r m,  with nesterov w - r (g + mu m)
     adagrad   accumulator a      a <- a + g g;  w - r g / (sqrt(a) + epsilon)
     adam      mean, square       running means of g and g g, each divided by 1 - beta ** t;  w - r mean / (sqrt(square) + epsilon)
-    ftrl      z, n               z <- z + g - (sqrt(n + g g) - sqrt(n)) / r w;  n <- n + g g;
-                                 0 where |z| <= l1, else -(z - sign(z) l1) / ((beta + sqrt(n)) / r + l2)
+    ftrl      z, n               e <- (beta + sqrt(n + g g)) / r;  z <- z + g - (e - what e was before) w;  n <- n + g g;
+                                 0 where |z| <= l1, else -(z - sign(z) l1) / (e + l2)
 
 An optimizer is a formula over arrays of one shape: values, gradients, and one state array for each entry of
 `state_initial`. A dense table applies it to every element; a sparse one gathers the rows that got a gradient (each
@@ -33,6 +33,7 @@ from prpc_engine.kv import schedule
 from prpc_engine.kv.schedule import Rate
 from prpc_engine.kv.spec import build, checked_number
 
+RATE_MIN = 1e-25  # of FTRL, which divides by it: z stays below the greatest float32 while sqrt(n) is below 1e12
 Floats = npt.NDArray[np.float32]
 Steps = int | Floats
 
@@ -213,6 +214,10 @@ class Ftrl(Descent):
     """FTRL-Proximal: McMahan and others, "Ad click prediction: a view from the trenches" (KDD 2013), algorithm 1.
 
     The first gradient of a value finds z = 0, so from then on its initial value counts only through that gradient.
+
+    Algorithm 1 has one learning rate. With a schedule each value keeps the rate of its last gradient, from which follows what e
+    was: z divided by the e of another rate would make all values smaller as the rate falls. A step whose rate is below RATE_MIN,
+    as at the end of a schedule that falls to 0, changes nothing.
     """
 
     name = "ftrl"
@@ -227,13 +232,23 @@ class Ftrl(Descent):
         self._check("l1", at_least=0)
         self._check("l2", at_least=0)
 
+    @property
+    def state_initial(self) -> dict[str, float]:
+        return super().state_initial | ({"rate": 0.0} if isinstance(self.learning_rate, schedule.Schedule) else {})
+
     def apply(self, values: Floats, grads: Floats, state: Sequence[Floats], rate: float, steps: Steps) -> None:
-        z, n = state
+        z, n, *rates = state
+        if rate < RATE_MIN:
+            return
         root_before = np.sqrt(n)
         n += grads * grads
         root = np.sqrt(n)
         z += grads
         z -= (root - root_before) / np.float32(rate) * values
+        for rate_before in rates:  # of e's change what is not the root's
+            rate_before[rate_before == 0] = rate  # the first gradient
+            z -= (root_before + np.float32(self.beta)) * (np.float32(1 / rate) - np.float32(1) / rate_before) * values
+            rate_before[...] = rate
         root += np.float32(self.beta)
         root /= np.float32(rate)
         root += np.float32(self.l2)

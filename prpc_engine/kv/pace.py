@@ -12,6 +12,9 @@
     waits     WAIT_SHARE of its caller's time is over      is taken back, and fails with WorkersBehind
     waits     its caller gives it up                       is taken back: it has not run
 
+A worker that has lost its connections is gone after GRACE_S: it may be back. Where its process is seen to have ended it is gone
+at once; so each is asked which process it is when it is first met. Of another host nobody sees that here.
+
 Nobody polls: what lets a verb go on is a push, or the loss of a worker, and both look at the queues.
 What waits in a table that a restore replaces goes on waiting there, until its time is over.
 """
@@ -21,22 +24,29 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from prpc_engine.about import ABOUT, ABOUT_ROUTE
 from prpc_engine.context import calling_peer, remaining_s
 from prpc_engine.deferred import Deferred
-from prpc_engine.errors import Backpressure, BadArguments
+from prpc_engine.errors import Backpressure, BadArguments, RpcError
 from prpc_engine.kv.consistency import Clocks, Consistency, Ssp, Sync, WorkersBehind
+from prpc_engine.kv.lag import Lags
+from prpc_engine.master.whereabouts import process_is_gone
+from prpc_engine.message import method_key
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
-    from shard import Timer
+    from shard import Future, Timer
 
 WAIT_SHARE = 0.9  # of the caller's time: the rest is for the answer that says who is behind
-GRACE_S = 1.0  # a worker whose connection was cut is back within some ms; one that died holds the others up for so long
+GRACE_S = 1.0  # a worker whose connection was cut is back within some ms; one that died on another host holds others up so long
+ABOUT_TIMEOUT_S = 30.0  # for a worker to say which process it is: nobody waits for that
 WAIT_S_MAX = 600.0  # where a caller sets no deadline
 WAITING_MAX = 64  # verbs of one worker: one that sends so many ahead has lost sight of what it waits for
 Gradients = tuple[npt.NDArray[Any], ...]  # of one push: (keys, grads) or (grads,)
@@ -71,8 +81,10 @@ class Pace:
         self._consistency = consistency
         self._peers: dict[int, set[Peer]] = {}  # of each worker that has pushed: its connections
         self._missed: dict[int, Timer] = {}  # of each that has lost them all: when it is gone
+        self._processes: dict[int, str] = {}  # of each that has said so: which process it is (whereabouts.py)
         self._queues: dict[int, deque[Waiting]] = {}
         self.clocks = Clocks(consistency.workers)
+        self.lags = Lags(self.clocks)
 
     def enter(self) -> int:
         """The worker whose push is being handled, which becomes present if its connection still is."""
@@ -87,12 +99,24 @@ class Pace:
                     return worker
                 peers.add(peer)
                 peer.when_lost.append(self._lost)
+                if worker not in self._processes:
+                    self._ask_process(worker, peer)
                 missed = self._missed.pop(worker, None)
                 if missed is not None:
                     missed.cancel()
         if worker not in self.clocks:
             self.clocks.enter(worker, name, len(self._queues.get(worker, ())))
+            self.lags.look_again(monotonic(), self._somebody_waits)
         return worker
+
+    def _ask_process(self, worker: int, peer: Peer) -> None:
+        with suppress(RpcError):  # it goes already, or has no room: then it has GRACE_S
+            answer = peer.request(ABOUT_ROUTE, ABOUT, method_key(ABOUT), (), ABOUT_TIMEOUT_S, False)
+            answer.add_done_callback(partial(self._has_said, worker))
+
+    def _has_said(self, worker: int, answer: Future) -> None:
+        if answer.error() is None and worker in self._peers:
+            self._processes[worker] = answer.result()["process"]
 
     def _lost(self, peer: Peer) -> None:
         worker = peer.connection.peer_incarnation
@@ -100,13 +124,24 @@ class Pace:
         peers.discard(peer)
         if not peers:
             name = str(peer.connection.peer)
-            self._missed[worker] = peer.reactor.call_later(GRACE_S, lambda: self._gone(worker, name))
+            grace_s = 0.0 if process_is_gone(self._processes.get(worker, "")) else GRACE_S
+            self._missed[worker] = peer.reactor.call_later(grace_s, lambda: self._gone(worker, name))
 
     def _gone(self, worker: int, name: str) -> None:
         del self._missed[worker], self._peers[worker]
+        self._processes.pop(worker, None)
         self.clocks.leave(worker)
         logger.warning("%s is gone: table %r waits for it no longer", name, self._table)
         self._left(worker)
+        self.lags.look_again(monotonic(), self._somebody_waits)
+
+    def _pushed(self, worker: int) -> None:
+        self.clocks.tick(worker)
+        self.lags.pushed(worker, monotonic())
+
+    @property
+    def _somebody_waits(self) -> bool:
+        return any(self._queues.values())
 
     def _left(self, worker: int) -> None:
         """Go on without it."""
@@ -142,6 +177,7 @@ class Pace:
                 self._taken_back(worker, verb)
 
         verb.answer.add_done_callback(is_over)
+        self.lags.look(monotonic(), True)
         return verb.answer
 
     def _behind(self, waited_s: float) -> WorkersBehind:
@@ -154,6 +190,7 @@ class Pace:
         assert verb.queue is not None
         verb.queue.remove(verb)
         verb.queue = None
+        self.lags.look_again(monotonic(), self._somebody_waits)
 
 
 def _answered(verb: Waiting) -> bool:
@@ -198,9 +235,10 @@ class Bound(Pace):
 
     def _tick(self, worker: int) -> None:
         slowest = self.clocks.slowest
-        self.clocks.tick(worker)
+        self._pushed(worker)
         if self.clocks.slowest != slowest:
             self._go_on()
+            self.lags.look(monotonic(), self._somebody_waits)
 
     def _go_on(self) -> None:
         """Run what may run now; that may let others run."""
@@ -211,7 +249,7 @@ class Bound(Pace):
                 while queue and self.clocks.lead(worker) <= self._bound:
                     verb = queue.popleft()
                     if _answered(verb) and verb.is_push:
-                        self.clocks.tick(worker)
+                        self._pushed(worker)
                     moved = True
                 if not queue:
                     self._queues.pop(worker, None)
@@ -239,9 +277,12 @@ class Steps(Pace):
         worker = self.enter()
         verb = self._wait(worker, run, True, apply, grads)
         if worker in self.clocks:
-            self.clocks.tick(worker)
+            self._pushed(worker)
         self._go_on()
-        return verb.answer if verb.queue is None else self._bounded(worker, verb)
+        if verb.queue is not None:
+            return self._bounded(worker, verb)
+        self.lags.look(monotonic(), self._somebody_waits)
+        return verb.answer
 
     def _go_on(self) -> None:
         while self.clocks.slowest > self._applied:
@@ -273,6 +314,6 @@ class Steps(Pace):
             self.clocks.base = self._applied
 
     def _taken_back(self, worker: int, verb: Waiting) -> None:
-        super()._taken_back(worker, verb)
         if worker in self.clocks:
             self.clocks.tick(worker, -1)
+        super()._taken_back(worker, verb)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from prpc_engine.kv.checks import check_keys
 from prpc_engine.kv.compression import Compressor, received
 from prpc_engine.kv.consistency import Consistency, Ssp, Sync
+from prpc_engine.kv.lag import Lag
 from prpc_engine.kv.pace import Bound, Gradients, Pace, Steps
 from prpc_engine.kv.table import DenseTable, SparseTable
 
@@ -35,9 +37,9 @@ class Paced:
         """A push of the calling worker has come again: it is present, over this connection."""
         self._pace.enter()
 
-    def steps_behind(self) -> dict[str, int]:
-        """As of its workers' clocks."""
-        return self._pace.clocks.steps_behind()
+    def lags(self) -> dict[int, tuple[str, Lag]]:
+        """{present worker: its name, its lag}."""
+        return self._pace.lags.lags(monotonic())
 
 
 class SspDense(Paced, DenseTable):

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from prpc_engine.context import calling_peer
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import BadArguments, ConfigError, Forgotten
 from prpc_engine.kv.checkpoint.files import Files
@@ -31,7 +32,7 @@ from prpc_engine.kv.checkpoint.gate import HeldTable
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.durable import Durable
-from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger
+from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger, Node
 from prpc_engine.kv.paced_table import Paced
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
@@ -42,6 +43,7 @@ Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]  # client, sequence, verb, table, arrays
+THIS_PROCESS = Node(0, "this process")  # as pace.py has it
 
 
 class ServingService(Protocol):
@@ -78,7 +80,7 @@ class TableShard(CheckpointMethods):
 
     def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
         super().__init__(checkpoint_root, files)
-        self.ledger = Ledger()
+        self.ledger = Ledger(pusher=pushing_node)
         self.durable = Durable()
         self.on_applied: Applied | None = None  # told of each push that apply() has applied, in that order
         self._held: dict[tuple[int, int], Deferred] = {}  # (client, sequence) of pushes that a gate holds
@@ -114,7 +116,7 @@ class TableShard(CheckpointMethods):
 
     def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
         self.durable.fail(CheckpointError("a checkpoint was restored before the push was in one"))
-        self.ledger = Ledger()
+        self.ledger = Ledger(pusher=self.ledger.pusher)
         for arrays in saved:
             self.ledger.load(arrays)
 
@@ -261,12 +263,16 @@ class TableShard(CheckpointMethods):
         tables = [*self._sparse.items(), *self._dense.items()]
         return {name: asdict(table.statistics()) for name, table in tables}
 
-    def steps_behind(self, table: str) -> dict[str, int]:
-        """{worker: pushes that it is behind the one farthest ahead} of a table that workers wait for each other at; else none."""
-        found = self.tables.get(table)
-        if found is None:
-            raise BadArguments(self._absent("such", table, list(self.tables)))
-        return found[1].steps_behind() if isinstance(found[1], Paced) else {}
+    def workers(self) -> list[list[Any]]:
+        """[number, name, pushes applied, {table: its Lag}] of each worker that has pushed: of the tables with a consistency."""
+        found: dict[int, list[Any]] = {}
+        for client, node, pushes in self.ledger.pushes():
+            number, name = node or Node(client, f"worker {client:x}")
+            found.setdefault(number, [number, name, 0, {}])[2] += pushes
+        for name, (_, table) in self.tables.items():
+            for number, (worker, lag) in table.lags().items() if isinstance(table, Paced) else ():
+                found.setdefault(number, [number, worker, 0, {}])[3][name] = list(lag)
+        return list(found.values())
 
     def _sparse_table(self, name: str) -> SparseTable | HeldTable[SparseTable]:
         table = self._sparse.get(name)
@@ -282,6 +288,12 @@ class TableShard(CheckpointMethods):
 
     def _absent(self, kind: str, name: str, there: list[str]) -> str:
         return f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first"
+
+
+def pushing_node() -> Node:
+    """On whose behalf this runs, for the ledger."""
+    peer = calling_peer()
+    return Node(peer.connection.peer_incarnation, str(peer.connection.peer)) if peer is not None else THIS_PROCESS
 
 
 def follow(first: Future, second: Deferred) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import admission, compression, consistency, eviction, initializer, optimizer
 from prpc_engine.kv.admission import Admission
@@ -82,6 +84,7 @@ class SparseSpec(TableSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "dim", _plain(self.dim))
         checked_count(f"table {self.table!r}: dim", self.dim, at_least=1, at_most=DIM_MAX)
         self.initializer.check_width(self.dim)
         self._settle("dtype", checked_storage)
@@ -130,11 +133,11 @@ class DenseSpec(TableSpec):
         super().__post_init__()
         if not isinstance(self.shape, Sequence) or isinstance(self.shape, str):
             raise ConfigError(f"table {self.table!r}: shape is {self.shape!r}; a tuple of whole numbers is allowed")
+        object.__setattr__(self, "shape", tuple(map(_plain, self.shape)))
         for extent in self.shape:
             checked_count(f"table {self.table!r}: an extent of its shape", extent, at_least=1, at_most=ELEMENTS_MAX)
         if math.prod(self.shape) > ELEMENTS_MAX:
             raise ConfigError(f"table {self.table!r}: {math.prod(self.shape)} elements, {ELEMENTS_MAX} are allowed")
-        object.__setattr__(self, "shape", tuple(self.shape))
         checked_count(f"table {self.table!r}: end", self.end, at_least=0, at_most=self.rows)
         checked_count(f"table {self.table!r}: begin", self.begin, at_least=0, at_most=self.end)
         self.initializer.check_width(1)
@@ -163,6 +166,11 @@ class DenseSpec(TableSpec):
         own = {field: getattr(self, field) for field in ("compression", "consistency")}
         plain = {field: value and value.to_spec() for field, value in own.items()}
         return super().to_dict() | {"shape": list(self.shape)} | plain
+
+
+def _plain(extent: Any) -> Any:
+    """numpy's whole numbers, as keys.max() + 1 is one, as Python's: they go into messages and manifests."""
+    return int(extent) if isinstance(extent, np.integer) else extent
 
 
 TABLES: dict[str, type[TableSpec]] = {"sparse": SparseSpec, "dense": DenseSpec}

@@ -82,8 +82,9 @@ class Embedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def _rows(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of the different keys, and which of them each key has."""
-        if keys.dtype != torch.int64:
-            raise BadArguments(f"embedding {self.table!r}: keys are {keys.dtype}; a tensor of torch.int64 is allowed")
+        if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64:
+            there = keys.dtype if isinstance(keys, torch.Tensor) else f"a {type(keys).__name__}"
+            raise BadArguments(f"embedding {self.table!r}: keys are {there}; a tensor of torch.int64 is allowed")
         asked, places = np.unique(keys.detach().cpu().numpy(), return_inverse=True)
         pulled = self.kv.pull(self.table, asked)
         rows = torch.from_numpy(pulled if pulled.flags.writeable else pulled.copy())
@@ -109,7 +110,7 @@ class EmbeddingBag(Embedding):
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """The rows of each line, together."""
-        if keys.ndim != 2:
+        if isinstance(keys, torch.Tensor) and (keys.ndim != 2 or not keys.shape[1]):
             raise BadArguments(f"embedding bag {self.table!r}: keys of shape {list(keys.shape)}; [n, fields] is allowed")
         rows, places = self._rows(keys)
         return torch.nn.functional.embedding_bag(places, rows, mode=self.mode)

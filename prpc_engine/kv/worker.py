@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,14 +31,14 @@ from prpc_engine.errors import BadArguments, ConfigError, RemoteError
 from prpc_engine.kv import partition
 from prpc_engine.kv.admission import Admission
 from prpc_engine.kv.cache import Cache, CacheStatistics, RowCache
-from prpc_engine.kv.checkpoint.rounds import Rounds
+from prpc_engine.kv.checkpoint.rounds import Folder, Rounds
 from prpc_engine.kv.checks import check_grads, check_keys
 from prpc_engine.kv.compression import Compressor
 from prpc_engine.kv.consistency import Consistency
 from prpc_engine.kv.duplicates import sum_duplicates, unique
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture, PartFuture
-from prpc_engine.kv.imbalance import Balance, balance_of, share_of
+from prpc_engine.kv.imbalance import Balance, WorkerLooks, balance_of, share_of
 from prpc_engine.kv.initializer import Constant, Initializer
 from prpc_engine.kv.kept import kept
 from prpc_engine.kv.lane import Address, Client, Lane, Request
@@ -115,6 +116,7 @@ class TableWorker:
             for index, address in enumerate(addresses)
         ]
         self._tables: dict[str, Dense | Sparse] = {}
+        self._looks = WorkerLooks()
 
     @property
     def server_ids(self) -> tuple[int, ...]:
@@ -201,7 +203,7 @@ class TableWorker:
     # Checkpoints
 
     def save(
-        self, folder: str, step: int, *, keep: int | None = None, full_every: int = 1, timeout_s: float = SAVE_TIMEOUT_S
+        self, folder: Folder, step: int, *, keep: int | None = None, full_every: int = 1, timeout_s: float = SAVE_TIMEOUT_S
     ) -> None:
         """Write a checkpoint of all tables while training goes on; it is on the disk when this returns.
 
@@ -211,10 +213,9 @@ class TableWorker:
         is in it: checkpoint/methods.py. Raises CheckpointError, and then the checkpoints before it are as they were; ConfigError
         for a folder, step, keep or full_every that is not allowed.
         """
-        self._locate(self._lanes)
-        Rounds(self._submit, range(len(self._lanes)), timeout_s).save(folder, step, keep, full_every)
+        self._rounds(timeout_s).save(folder, step, keep, full_every)
 
-    def restore(self, folder: str, *, timeout_s: float = SAVE_TIMEOUT_S) -> int:
+    def restore(self, folder: Folder, *, timeout_s: float = SAVE_TIMEOUT_S) -> int:
         """Bring the newest whole checkpoint of `folder` back: the step it was saved with. The servers may be more or fewer now.
 
         Its tables are made, or take the place of those of the same name and spec; others stay. This worker then knows them all;
@@ -230,14 +231,16 @@ class TableWorker:
                     found[index][table] = spec
             return found
 
-        self._locate(self._lanes)
-        step = Rounds(self._submit, range(len(self._lanes)), timeout_s).restore(folder, layout)
+        step = self._rounds(timeout_s).restore(folder, layout)
         for table in {table for specs in found.values() for table in specs}:
             specs = {index: each[table] for index, each in found.items() if table in each}
             self._tables[table] = layout_of(specs, getattr(self._tables.get(table), "cache", None))
         for index in found:
             self._session.begin_again(index)
         return step
+
+    def _rounds(self, timeout_s: float) -> Rounds:
+        return Rounds(self._submit, range(len(self._lanes)), timeout_s, partial(self._locate, self._lanes))
 
     # Verbs
 
@@ -326,27 +329,22 @@ class TableWorker:
             for server_id, tables in sorted(merged.items())
         }
 
-    def steps_behind(self, table: str, *, timeout_s: float | None = None) -> dict[int, dict[str, int]]:
-        """{partition: {worker: pushes behind the one farthest ahead}} of a table with a consistency, of those that are behind."""
-        parts = [lane.ask("steps_behind", self._timeout(timeout_s), table) for lane in self._lanes_of(self._layout(table))]
-        return {part.lane.partition: part.result() for part in parts}
-
-    def _lanes_of(self, layout: Dense | Sparse) -> list[Lane]:
-        return [self._lanes[index] for index, _, _ in layout.slices] if isinstance(layout, Dense) else self._lanes
-
     def cache_statistics(self) -> dict[str, CacheStatistics]:
         """{table: what this worker's cache of it has done}, of the tables that have one."""
         layouts = self._tables.items()
         return {table: each.cache.statistics() for table, each in layouts if isinstance(each, Sparse) and each.cache is not None}
 
     def balance(self, *, timeout_s: float | None = None) -> Balance:
-        """Which servers have more than their share and which answer late (imbalance.py), asked of all of them now."""
+        """Who has more than its share, and who is late, of servers and workers (imbalance.py), asked of all servers now."""
         tables = self.statistics(timeout_s=timeout_s)
+        parts = [lane.ask("workers", self._timeout(timeout_s)) for lane in self._lanes]
+        workers = self._looks.shares(time.monotonic(), KVFuture(parts, list).result())
         lanes: dict[int, list[float]] = {server_id: [] for server_id in tables}
         for lane in self._lanes:
             lanes.setdefault(lane.address.server_id, []).append(lane.answer_s)
         shares = [share_of(server_id, answers_s, tables.get(server_id, {})) for server_id, answers_s in lanes.items()]
-        return balance_of(shares, sum(lane.repeats for lane in self._lanes), sum(lane.unanswered() for lane in self._lanes))
+        repeats, unanswered = sum(lane.repeats for lane in self._lanes), sum(lane.unanswered() for lane in self._lanes)
+        return balance_of(shares, workers, repeats, unanswered)
 
     # Parts
 
@@ -452,12 +450,11 @@ class TableWorker:
         method, timeout = f"{verb}_dense{variant}", self._timeout(timeout_s)
         parts = []
         for number, (index, begin, end) in enumerate(layout.slices):
-            sent: tuple[npt.NDArray[Any], ...] = (grads[begin:end],)
+            push, part = partial(self._lanes[index].push, method, timeout, table), grads[begin:end]
             if layout.feedback is not None:
-                sent = layout.feedback[number].encode(*sent)
-            elif users:
-                sent = (kept(*sent),)
-            parts.append(self._lanes[index].push(method, timeout, table, *sent))
+                parts.append(layout.feedback[number].send(part, push))
+            else:
+                parts.append(push(kept(part) if users else part))
         return parts
 
     # Checks

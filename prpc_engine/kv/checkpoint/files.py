@@ -28,8 +28,11 @@ class Files:
     """The real ones. Every method raises OSError."""
 
     def make_folder(self, path: Path) -> None:
-        """With those above it; one that is there is as good."""
+        """With those above it, whose names are on the disk when this returns; one that is there is as good."""
+        new = [above for above in path.parents if not above.exists()]
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        for each in new:
+            _sync_folder(each.parent)
 
     def create(self, path: Path) -> int:
         """A descriptor of a new, empty file; the caller closes it."""
@@ -56,12 +59,16 @@ class Files:
 
     def sync_folder(self, path: Path) -> None:
         """The names in it are on the disk when this returns."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_folder(path)
 
     def remove_tree(self, path: Path) -> None:
         """A folder with all in it."""
         shutil.rmtree(path)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

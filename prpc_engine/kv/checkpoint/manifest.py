@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 import zlib
 from math import prod
+from numbers import Integral
 from typing import Any
 
 import msgspec
@@ -150,9 +151,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_step(step: object) -> int:
     """`step`, or ConfigError."""
-    if isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= STEP_MAX:
-        return step
+    number = int(step) if isinstance(step, Integral) and not isinstance(step, bool) else -1
+    if 0 <= number <= STEP_MAX:
+        return number
     raise ConfigError(f"step {step!r} of a checkpoint: a whole number from 0 to {STEP_MAX} is allowed")
+
+
+def check_keep(keep: object) -> int | None:
+    """How many checkpoints to keep, or ConfigError."""
+    if keep is None or (isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1):
+        return keep
+    raise ConfigError(f"keep={keep!r}: how many checkpoints to keep, at least 1, or None for all")
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -43,7 +43,7 @@ from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.files import Files, checked_folder
 from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
 from prpc_engine.kv.checkpoint.load import latest, load_extras, load_tables, newest
-from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, Base, CheckpointError, Part, check_step
+from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, Base, CheckpointError, Part, check_keep, check_step
 from prpc_engine.kv.checkpoint.read import read_manifest
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
 from prpc_engine.kv.table import DenseTable, SparseTable
@@ -165,13 +165,11 @@ class CheckpointMethods:
         """Make the parts that all servers have written a checkpoint: as a Base."""
         path = checked_folder(folder, self._checkpoint_root)
         unfinished = path / _unfinished_name(save_id)
-        if keep is not None and (not isinstance(keep, int) or keep < 1):
-            raise ConfigError(f"keep={keep!r}: how many checkpoints to keep, at least 1, or None for all")
         try:
             found = [msgspec.convert(part, Part, strict=False) for part in parts]
             over = None if base is None else msgspec.convert(base, Base)
             self._committing = save_id
-            saved = await in_background(commit, self._files, path, unfinished, check_step(step), found, keep, over)
+            saved = await in_background(commit, self._files, path, unfinished, check_step(step), found, check_keep(keep), over)
             return _plain(saved)
         except msgspec.ValidationError as error:
             raise ConfigError(f"the parts of a checkpoint are none: {error}") from error

@@ -7,21 +7,26 @@ all servers have answered, so that nothing is removed which one of them still wr
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from prpc_engine.errors import ConfigError, RemoteError, RpcError
 from prpc_engine.kv.checkpoint.chain import base_for, check_full_every
-from prpc_engine.kv.checkpoint.manifest import Base, CheckpointError
+from prpc_engine.kv.checkpoint.files import checked_folder
+from prpc_engine.kv.checkpoint.manifest import Base, CheckpointError, check_keep, check_step
 from prpc_engine.kv.future import PartFuture
 from prpc_engine.kv.table_spec import TableSpec, from_dict
 
+MOVED, MOVED_PAUSE_S = "Moved", 0.05  # what an elastic server raises (hosted.py); a hand-over takes some tens of milliseconds
 UNDO_TIMEOUT_S = 10.0  # for what is asked after a failure, perhaps of a server that has just died
+Folder = str | os.PathLike[str]
 Layout = Callable[[dict[str, list[TableSpec]]], Mapping[int, Mapping[str, TableSpec]]]
+Value = TypeVar("Value")
 logger = logging.getLogger("prpc")
 
 
@@ -32,17 +37,21 @@ class Submit(Protocol):
 
 
 class Rounds:
-    """Rounds of calls to all servers, within `timeout_s` seconds in all."""
+    """Rounds of calls to all servers, within `timeout_s` seconds in all. locate: finds out where partitions are now."""
 
-    def __init__(self, submit: Submit, server_ids: Sequence[int], timeout_s: float) -> None:
-        self._submit = submit
+    def __init__(self, submit: Submit, server_ids: Sequence[int], timeout_s: float, locate: Callable[[], object]) -> None:
+        self._submit, self._locate = submit, locate
         self._server_ids = server_ids
         self._until = time.monotonic() + timeout_s
 
-    def save(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
+    def save(self, folder: Folder, step: int, keep: int | None, full_every: int) -> None:
         """See TableWorker.save()."""
+        arguments = _text(folder), check_step(step), check_keep(keep), check_full_every(full_every)  # before anything is written
+        self._while_partitions_move(lambda: self._save(*arguments))
+
+    def _save(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
         save_id = secrets.token_hex(8)
-        is_chained = check_full_every(full_every) > 1
+        is_chained = full_every > 1
         newest = _base(self._ask_first("checkpoint_newest", folder)) if is_chained else None
         try:
             ends = [_base(end) for end in self._ask_all("checkpoint_enter", save_id, folder)]
@@ -68,8 +77,12 @@ class Rounds:
                 "the checkpoint %s is good, but who waits for it is told after the next: %s", saved["name"], str(error)
             )
 
-    def restore(self, folder: str, layout: Layout) -> int:
+    def restore(self, folder: Folder, layout: Layout) -> int:
         """See TableWorker.restore(). `layout` says what each server is to have of the tables saved."""
+        text = _text(folder)
+        return self._while_partitions_move(lambda: self._restore(text, layout))
+
+    def _restore(self, folder: str, layout: Layout) -> int:
         name, step, saved = self._ask_first("checkpoint_find", folder)
         specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
         load_id = secrets.token_hex(8)
@@ -83,6 +96,17 @@ class Rounds:
                 self._undo("checkpoint_forget", server_id, load_id)
             raise
         return int(step)
+
+    def _while_partitions_move(self, attempt: Callable[[], Value]) -> Value:
+        """attempt(), and again as long as a partition is not where it was asked for: servers come, go and hand over."""
+        while True:
+            self._locate()
+            try:
+                return attempt()
+            except RemoteError as error:
+                if error.type_name.rpartition(".")[2] != MOVED or time.monotonic() + MOVED_PAUSE_S >= self._until:
+                    raise
+            time.sleep(MOVED_PAUSE_S)
 
     def _ask_first(self, method: str, *args: Any) -> Any:
         return self._ask(method, self._server_ids[:1], [args])[0]
@@ -111,9 +135,17 @@ class Rounds:
         try:
             self._submit(server_id, method, UNDO_TIMEOUT_S, *args).result()
         except (RpcError, TimeoutError) as error:
-            logger.warning("%s of server %d after a failure: %s", method, server_id, str(error))
+            logger.warning("%s of server %d after a failure: %s", method, server_id, str(error).partition("\n")[0])
             return False
         return True
+
+
+def _text(folder: object) -> str:
+    """Of a folder on the servers' disks. Raises ConfigError."""
+    text = os.fspath(folder) if isinstance(folder, os.PathLike) else folder
+    checked_folder(text, None)
+    assert isinstance(text, str)
+    return text
 
 
 def _base(plain: Any) -> Base | None:

@@ -26,7 +26,7 @@ from prpc_engine.kv.pslite.lane import Lane
 from prpc_engine.kv.pslite.postoffice import Postoffice
 from prpc_engine.kv.pslite.reliable import Dice
 from prpc_engine.kv.pslite.request import MISSING, Part, Request
-from shard import ClosedError
+from shard import VALUE, ClosedError
 
 REQUEST_TIMEOUT_S = 60.0  # of a request that is given none: servers may wait for other workers before they answer
 FAILED_MAX = 4096
@@ -64,8 +64,8 @@ class Customer:
         timeout_s: float | None = None,
         stable: bool = False,
     ) -> int:
-        """Send (node, arguments, bytes) parts; the timestamp. finish(timestamp, answers) runs when all have come, in their order,
-        if it is given.
+        """Send (node, arguments, bytes with the answer) parts; the timestamp. finish(timestamp, answers) runs when all have
+        come, in their order, if it is given.
 
         stable  arrays among the arguments stay as they are until it is done: those that have to wait here are not copied
         Raises Backpressure where there is no room for the first part; where there is none for a later one, wait() does."""
@@ -102,8 +102,15 @@ class Customer:
             if self._failed or not 0 <= timestamp < self._given:
                 self._check_done(timestamp)
             return
+        call = request.call
         try:
-            request.result(timeout_s)
+            if call is not None:
+                if (call.finished or self._driver.wait(call, timeout_s)) and call.finished == VALUE:
+                    return
+                self._hear_all()
+            if (request.finished or self._driver.wait(request, timeout_s)) and request.finished == VALUE:
+                return
+            request.result(0)  # raises
         except errors.RpcError:
             raise
         except ClosedError:
@@ -122,6 +129,7 @@ class Customer:
         if request is None:
             self._check_done(timestamp)
             return
+        self._hear_all()
         try:
             await request
         except ClosedError:
@@ -144,9 +152,16 @@ class Customer:
 
     def is_done(self, timestamp: int) -> bool:
         """Whether wait() would return, or raise, at once."""
-        return timestamp not in self._open and timestamp < self._count_given()
+        request = self._open.get(timestamp)
+        if request is not None:
+            return request.call is not None and request.call.done()
+        return timestamp < self._count_given()
 
     # -- parts -------------------------------------------------------------------------------------------------------------
+
+    def _hear_all(self) -> None:
+        for lane in list(self._lanes.values()):
+            lane.hear_all()
 
     def _count(self, part: Part, answer: Any) -> None:
         request = part.request

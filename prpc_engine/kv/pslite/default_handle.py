@@ -67,6 +67,9 @@ class KVServerDefaultHandle:
             raise BadArguments(
                 f"key {keys[at]} has {self._lengths[rows[at]]} values since its first push, and {lengths[at]} were pushed now"
             )
+        kept = vals.dtype if self._values is None else self._values.dtype
+        if vals.dtype is not kept and not np.can_cast(vals.dtype, kept, "same_kind"):
+            raise BadArguments(f"values are {kept} since the first push, and {vals.dtype} were pushed now")
         if not known.all():
             self._add_keys(keys[~known], lengths[~known], vals.dtype)
             rows = self._index.lookup(keys.view(np.int64))

@@ -39,11 +39,15 @@ class Endpoint:
             return Future()  # the caller's deadline ends it
         return self._take_kv(head, *arrays)
 
-    def kv_many(self, patience_s: float, *heads: bytes) -> Any:
-        """Several small ones, one after the other, each with an answer of its own: lane.py. None: all are answered by None.
+    def kv_many(self, patience_s: float, *messages: Any) -> Any:
+        """Several small ones in order, each head followed by the array beside it if there is one, each with an answer of its own:
+        lane.py. None: all are answered by None.
 
         What is not answered yet can be asked for by late() for patience_s seconds."""
-        answers = [self._answer_of(head) for head in heads]
+        answers = []
+        for message, following in zip(messages, (*messages[1:], b""), strict=True):
+            if type(message) is bytes:
+                answers.append(self._answer_of(message) if type(following) is bytes else self._answer_of(message, following))
         late = [number for number in answers if type(number) is int]
         if late:
             self._reactor.call_later(patience_s, partial(self._forget, late))
@@ -53,9 +57,9 @@ class Endpoint:
         """The answer to one of kv_many() that there was none of: each can be asked for once."""
         return self._late.pop(number, FORGOTTEN)
 
-    def _answer_of(self, head: bytes) -> Any:
+    def _answer_of(self, head: bytes, *arrays: Any) -> Any:
         try:
-            answer = self.kv(head)
+            answer = self.kv(head, *arrays)
             if not isinstance(answer, Future):
                 return answer
             if len(self._late) >= LATE_MAX:

@@ -70,7 +70,9 @@ class KVServer(SimpleApp):
 
     def set_request_handle(self, handle: KVHandle) -> None:  # type: ignore[override]  # ps-lite's KVServer hides SimpleApp's too
         """handle(meta, pairs, server) has to see to a server.response(meta, ...). Its arrays are read-only, and may be kept; but
-        for those of register_recv_buffer()."""
+        for those of register_recv_buffer(). Raises BadArguments for what cannot be called."""
+        if not callable(handle):
+            raise BadArguments(f"set_request_handle({handle!r}): a function of (meta, pairs, server) is allowed")
         is_first, self._handle = self._handle is None, handle
         if is_first:
             self._mailroom.add_handler(KV, self.app_id, self._on_request)
@@ -99,6 +101,8 @@ class KVServer(SimpleApp):
         elif pairs is None or len(pairs.keys) != meta.n_keys:
             got = "nothing" if pairs is None else f"{len(pairs.keys)}"
             raise BadArguments(f"a pull of {meta.n_keys} keys is answered with KVPairs of as many, not of {got}")
+        elif pairs.lens is not None and len(pairs.lens) != meta.n_keys:
+            raise BadArguments(f"a pull of {meta.n_keys} keys is answered with as many lens, not with {len(pairs.lens)}")
         else:
             meta.answer.give(wire.pack_answer(meta.n_keys, pairs.vals, pairs.lens))
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from prpc_engine.errors import RpcError
+from prpc_engine.errors import BadArguments, RpcError
 from prpc_engine.kv.pslite import ids, wire
 from prpc_engine.kv.pslite.customer import REQUEST_TIMEOUT_S
 from prpc_engine.kv.pslite.mailroom import KV
@@ -68,7 +68,9 @@ class KVWorker(SimpleApp):
         self.postoffice.connect(self._servers, timeout_s)
 
     def set_slicer(self, slicer: Slicer) -> None:
-        """Who gets which keys is for slicer(pairs, ranges) to say: slicer.py."""
+        """Who gets which keys is for slicer(pairs, ranges) to say: slicer.py. Raises BadArguments for what cannot be called."""
+        if not callable(slicer):
+            raise BadArguments(f"set_slicer({slicer!r}): a function of (pairs, ranges) is allowed")
         self._slicer: Slicer = slicer
         self._is_whole = slicer is by_ranges and len(self._servers) == 1  # nothing to cut
 
@@ -85,7 +87,8 @@ class KVWorker(SimpleApp):
         timeout_s: float | None = None,
     ) -> int:
         """Send values to the servers of their keys; the timestamp."""
-        return self._push(keys, vals, lens, cmd, callback, priority, timeout_s, False)
+        finish = None if callback is None else partial(_call_back, callback)
+        return self._send(PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, False)
 
     def zpush(
         self,
@@ -99,7 +102,8 @@ class KVWorker(SimpleApp):
     ) -> int:
         """push() of arrays that stay as they are until it is done: what has to wait is not copied. Arrays of prpc_engine.empty()
         are not copied over shared memory either."""
-        return self._push(keys, vals, lens, cmd, callback, priority, timeout_s, True)
+        finish = None if callback is None else partial(_call_back, callback)
+        return self._send(PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, True)
 
     def pull(
         self,
@@ -157,21 +161,6 @@ class KVWorker(SimpleApp):
 
     # -- parts -----------------------------------------------------------------------------------------------------------
 
-    def _push(
-        self,
-        keys: Keys,
-        vals: Vals,
-        lens: Lens | None,
-        cmd: int,
-        callback: Callback | None,
-        priority: int,
-        timeout_s: float | None,
-        stable: bool,
-    ) -> int:
-        pairs = check_pairs("push", keys, vals, lens, priority)
-        finish = None if callback is None else partial(_call_back, callback)
-        return self._send(PUSH, pairs, cmd, finish, timeout_s, stable)
-
     def _pull(
         self,
         keys: Keys,
@@ -188,7 +177,7 @@ class KVWorker(SimpleApp):
         if lens is not None:
             check_vals("pull", "lens", check_lens("pull", keys, lens), is_written=True)
         finish = partial(_fill, "pull", keys, out, lens, callback)
-        return self._send(PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, stable)
+        return self._send(PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, stable, out.nbytes)
 
     def _push_pull(
         self,
@@ -205,7 +194,7 @@ class KVWorker(SimpleApp):
         pairs = check_pairs("push_pull", keys, vals, lens, priority)
         out = check_vals("push_pull", "outs", outs, is_written=True)
         finish = partial(_fill, "push_pull", pairs.keys, out, None, callback)
-        return self._send(PUSH | PULL, pairs, cmd, finish, timeout_s, stable)
+        return self._send(PUSH | PULL, pairs, cmd, finish, timeout_s, stable, out.nbytes)
 
     def _send(
         self,
@@ -215,12 +204,13 @@ class KVWorker(SimpleApp):
         finish: Callable[[int, list[Any]], object] | None,
         timeout_s: float | None,
         stable: bool,
+        answer_bytes: int = 0,
     ) -> int:
         customer, servers = self._customer, self._servers
         timestamp = customer.new_timestamp()
         if self._is_whole and len(pairs.keys):
             arguments, nbytes = wire.pack(self.app_id, self.node, self.customer_id, cmd, timestamp, flags, pairs)
-            part = servers[0], arguments, nbytes
+            part = servers[0], arguments, nbytes + answer_bytes
             return customer.request(timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable)
         header = self.app_id, self.node, self.customer_id, cmd, timestamp
         slices = self._slicer(pairs, self._ranges)
@@ -228,11 +218,11 @@ class KVWorker(SimpleApp):
             check_slices(slices, pairs.keys, self._ranges)
             in_order = sorted(zip(self._servers, slices, strict=True), key=_first_key)  # answers are put together in that order
             servers, slices = [server for server, _ in in_order], [each for _, each in in_order]
-        parts = [
-            (server, *wire.pack(*header, flags, each))
-            for server, each in zip(servers, slices, strict=True)
-            if each is not None and len(each.keys)
-        ]
+        parts = []
+        for server, each in zip(servers, slices, strict=True):
+            if each is not None and len(each.keys):
+                arguments, nbytes = wire.pack(*header, flags, each)
+                parts.append((server, arguments, nbytes + answer_bytes * len(each.keys) // len(pairs.keys)))
         return customer.request(timestamp, KV, parts, finish, pairs.priority, timeout_s, stable)
 
 

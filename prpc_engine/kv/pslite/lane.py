@@ -8,16 +8,29 @@
                             an int                   no answer yet: late() of that number is answered by it, when there is one
                                                      (FORGOTTEN, by late(): that server does not know the number)
 
-A message alone leaves at once, by itself. Small ones that come while others are on their way wait for each other, until there are
-enough of them, an answer comes, or somebody makes progress, as a thread that waits does. Once a server has answered late, the
-next ALONE_AFTER_LATE messages to it go one by one: asking again would cost each a call of its own.
+A message leaves at once, alone, while few are on their way. Small ones that come then wait for each other, until there are
+enough of them, an answer comes, or somebody makes progress, as a thread that waits does:
+
+    bytes of its arrays, and of its answer's          leave together                        why
+    up to INLINE_BYTES_MAX, all in the head           up to INLINE_TOGETHER_BYTES_MAX       the engine packs them in one piece
+    up to BESIDE_BYTES_MAX, and if it has arrays      up to BESIDE_TOGETHER_BYTES_MAX       a call costs more than copying them;
+    beside the head they stay as they are                                                   the other side begins before all came
+    more                                              never                                 both sides should be at work
+
+Of a call that left alone and answers a whole request, with nothing to be done at its end, nobody is told when it ends: who waits
+for the request looks at the call, and the lane does once the next one has left, while the other side works. Being told would
+take a microsecond of the caller's time between the answer and wait()'s return.
+
+Once a server has answered late, the next ALONE_AFTER_LATE of them go one by one: asking again would cost each a call of its own.
 
 Where messages get lost (PS_DROP_MSG) or are sent again (PS_RESEND), each is a call of its own: reliable.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,14 +40,17 @@ import numpy as np
 from prpc_engine import errors
 from prpc_engine.kv.pslite import ids
 from prpc_engine.kv.pslite.mailroom import KV
-from prpc_engine.kv.pslite.outbox import Outbox
+from prpc_engine.kv.pslite.outbox import ALONE_MAX, MESSAGES_MAX, Kind, Outbox
 from prpc_engine.kv.pslite.postoffice import Postoffice
 from prpc_engine.kv.pslite.reliable import PATIENCE_GROWTH_MAX, Dice
 from prpc_engine.kv.pslite.request import Part, Request
-from prpc_engine.kv.pslite.wire import FORGOTTEN
+from prpc_engine.kv.pslite.wire import FORGOTTEN, INLINE_BYTES_MAX
 from shard import VALUE, Future
 
 ALONE_AFTER_LATE = 4096
+INLINE_TOGETHER_BYTES_MAX = 14 << 10  # of their arrays: with their heads, what the engine still packs in one piece
+BESIDE_BYTES_MAX = 128 << 10  # of one: copying it takes as long as a call
+BESIDE_TOGETHER_BYTES_MAX = 512 << 10  # some 50 us of copying, before the other side has anything to do
 
 
 class Lane:
@@ -59,8 +75,10 @@ class Lane:
         self._resend_s, self._dice = postoffice.settings.resend_s, dice
         self._is_plain = not self._resend_s and dice is None  # nothing is lost, nothing sent again
         self._succeed, self._fail = answered, failed
+        self._no_arrays = ((node, (), 0),)
         self._lock = threading.RLock()  # a part that fails while it is sent lets the next one go
         self._outbox: Outbox[Part] = Outbox()
+        self._unheard: deque[tuple[Part, Future]] = deque()  # calls whose end nobody is told of, in the order in which they left
         self._alone = 0  # so many of the next messages wait for no others
         self._is_flush_due = False
         self._sequence = 0  # of the next part that leaves for the first time
@@ -69,18 +87,23 @@ class Lane:
     def send(self, part: Part, priority: int, stable: bool) -> None:
         """Now, or when its turn comes; `stable` as in Customer.request(). Raises Backpressure."""
         with self._lock:
-            is_small = len(part.arguments) == 1 and part.kind is KV
-            if self._alone and is_small:
-                self._alone -= 1
-                is_small = False
-            if self._is_plain and self._outbox.admit(part.nbytes, is_small):  # the usual way
+            is_admitted, kind = self._is_plain and self._outbox.admit(part.nbytes, ALONE_MAX), None
+            if self._is_plain and not is_admitted:
+                is_admitted, kind = self._admit_among_others(part, stable)
+            if is_admitted:  # the usual way
                 sent = None
                 try:
                     call: Future = self._submit_to(self._node, part.kind, *part.arguments, timeout_s=part.timeout_s)
                 except Exception as error:
                     call = _failed(error)
+                request = part.request
+                if request.finish is None and len(request.answers) == 1 and not call.finished:
+                    request.call = call
+                    part.arguments, request.parts = (), self._no_arrays  # the engine has them
+                    self._settle()  # now that the other side is at work
+                    self._unheard.append((part, call))
+                    return
             else:
-                kind = part.timeout_s if is_small and self._is_plain else None
                 if not self._outbox.put(part, part.nbytes, priority, kind):
                     if not self._is_flush_due:
                         self._is_flush_due = True
@@ -93,6 +116,38 @@ class Lane:
             self._hear(partial(self._answered, part), call)
         else:
             self._listen(sent)
+
+    def _settle(self) -> None:
+        """What is known of those that nobody heard of. Under the lock."""
+        unheard = self._unheard
+        while unheard and unheard[0][1].finished:
+            self._answered(*unheard.popleft())
+
+    def hear_all(self) -> None:
+        """From now on their requests end when those calls do."""
+        with self._lock:
+            self._settle()
+            unheard = self._unheard.copy()
+            self._unheard.clear()
+        for part, call in unheard:
+            part.request.call = None
+            call.add_done_callback(partial(self._answered, part))
+
+    def _admit_among_others(self, part: Part, stable: bool) -> tuple[bool, Kind | None]:
+        """Whether it may leave at once all the same, and else what it may leave together with. Under the lock."""
+        if self._unheard:
+            self.hear_all()  # some may have ended, and at the end of the others what waits leaves
+            if self._outbox.admit(part.nbytes, ALONE_MAX):
+                return True, None
+        count = len(part.arguments)
+        if part.kind is not KV or part.nbytes > BESIDE_BYTES_MAX or count > 2 or (count == 2 and not stable):
+            return self._outbox.admit(part.nbytes, MESSAGES_MAX), None
+        if self._alone:
+            self._alone -= 1
+            return self._outbox.admit(part.nbytes, MESSAGES_MAX), None
+        if count == 1 and part.nbytes <= INLINE_BYTES_MAX:
+            return False, (part.timeout_s, INLINE_TOGETHER_BYTES_MAX)
+        return False, (part.timeout_s, BESIDE_TOGETHER_BYTES_MAX)
 
     def _flush(self) -> None:
         """In the reactor: somebody makes progress."""
@@ -184,8 +239,8 @@ class Lane:
         """As _send(), of parts of equal timeouts. The last one's deadline is that of all: they came within a moment."""
         try:
             left_s = self._left_s(parts[-1])
-            heads = [part.arguments[0] for part in parts]
-            return self._submit_to(self._node, "kv_many", left_s, *heads, timeout_s=left_s)
+            messages = itertools.chain.from_iterable([part.arguments for part in parts])
+            return self._submit_to(self._node, "kv_many", left_s, *messages, timeout_s=left_s)
         except Exception as error:
             return _failed(error)
 

@@ -9,6 +9,7 @@ inside    finalize(0)                   outside: the exit callback runs; start()
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from prpc_engine.kv.pslite import ids
 from prpc_engine.kv.pslite.environment import Settings
 from prpc_engine.kv.pslite.postoffice import BARRIER_TIMEOUT_S, START_TIMEOUT_S, Postoffice
 
+logger = logging.getLogger("prpc")
+LEVELS = logging.WARNING, logging.INFO, logging.DEBUG  # of the log, by PS_VERBOSE
 _changing = threading.RLock()
 _postoffice: Postoffice | None = None
 _exit_callback: Callable[[], object] | None = None
@@ -41,7 +44,9 @@ def start(
     with _changing:
         is_first = _postoffice is None
         if _postoffice is None:
-            _postoffice = Postoffice(Settings.from_environment(os.environ, role, rank), timeout_s, _left_job)
+            settings = Settings.from_environment(os.environ, role, rank)
+            _be_verbose(settings.verbose)
+            _postoffice = Postoffice(settings, timeout_s, _left_job)
         postoffice = _postoffice
         if is_first:
             try:  # alone: another customer of this process would take the rank that this one wants
@@ -50,9 +55,12 @@ def start(
             except BaseException:
                 _leave(postoffice)
                 raise
+        elif role not in (None, postoffice.role):
+            raise errors.ConfigError(f"start({customer_id}, {role!r}): this process is a {postoffice.role}, all of its customers")
     try:
         if not is_first:
             node = postoffice.add_customer(customer_id, rank, timeout_s)
+        logger.info("%s (id %d) has joined the job at %s", ids.name_of(node), node, postoffice.settings.root)
         if do_barrier:
             postoffice.barrier(customer_id, ids.ALL, timeout_s)
     except BaseException:
@@ -89,8 +97,17 @@ def _leave(postoffice: Postoffice, after_barrier: bool = False) -> None:
             _postoffice = None
             _left_job = postoffice.job if after_barrier else 0
         callback, _exit_callback = _exit_callback, None
+    logger.info("%s has left the job at %s", postoffice.role, postoffice.settings.root)
     if callback is not None:
         callback()
+
+
+def _be_verbose(verbose: int) -> None:
+    """The log as PS_VERBOSE wants it: on stderr, where the application has arranged for nothing else."""
+    if verbose:
+        logger.setLevel(LEVELS[min(verbose, len(LEVELS) - 1)])
+        if not logger.hasHandlers():
+            logger.addHandler(logging.StreamHandler())
 
 
 def register_exit_callback(callback: Callable[[], object]) -> None:

@@ -42,7 +42,9 @@ class Mailroom:
         has a handler."""
         with self._guard:
             if app_id in self.handlers[kind]:
-                raise errors.ConfigError(f"app {app_id} has a handler of {kind!r} messages at {self._name} in this process")
+                raise errors.ConfigError(
+                    f"app {app_id} has an application at {self._name} in this process: close() that, or take another app id"
+                )
             self.handlers[kind][app_id] = handler
         self._reactor.call_soon(partial(self._handle_early, kind, app_id))  # there, where all others are handled
 

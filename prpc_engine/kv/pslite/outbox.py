@@ -3,11 +3,12 @@
 So many messages and bytes are on their way at a time; the rest waits where its priority still counts, and not in a transport
 that keeps its own order. One message may always go, however large.
 
-    small message, and on their way are   it
-    fewer than ALONE_MAX                  leaves at once, alone
-    as many                               waits for others, so that they leave together: its owner says when
+    on their way are       a message
+    fewer than ALONE_MAX   leaves at once, alone
+    as many                of a kind waits for others of it, so that they leave together: its owner says when
+                           of none leaves alone, at once while there is room
 
-Messages leave together, within bounds, when they are of one priority and of one `kind`; those of kind None leave alone.
+Messages leave together, within bounds, when they are of one priority and of one kind, which says how many bytes of them may.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from prpc_engine.errors import Backpressure
 MESSAGES_MAX = 256  # on their way: enough to keep a server at work while answers travel
 BYTES_MAX = 16 << 20  # on their way; above what one message of the usual tensors has
 WAITING_MAX = 65536  # before the caller is told to wait for some
-ALONE_MAX = 8  # small messages on their way before more of them wait for each other: a few cost less alone than late
+ALONE_MAX = 8  # messages on their way before more of them wait for each other: a few cost less alone than late
 TOGETHER_MAX = 32  # messages that leave as one: what a call costs is spread over them by then
-TOGETHER_BYTES_MAX = 14 << 10  # of their arrays: with their heads, what the engine still packs in one piece
 
 Item = TypeVar("Item")
+Kind = tuple[Hashable, int]  # whatever its messages have in common, and how many bytes of them may leave together
 
 
 class Outbox(Generic[Item]):
@@ -34,7 +35,7 @@ class Outbox(Generic[Item]):
 
     def __init__(self, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX, waiting_max: int = WAITING_MAX) -> None:
         self._messages_max, self._bytes_max, self._waiting_max = messages_max, bytes_max, waiting_max
-        self._queues: dict[int, deque[tuple[Item, int, Hashable]]] = {}  # by priority; none is empty
+        self._queues: dict[int, deque[tuple[Item, int, Kind | None]]] = {}  # by priority; none is empty
         self._priorities: list[int] = []  # of those, ascending
         self._waiting = 0
         self._messages = self._bytes = 0  # on their way
@@ -42,18 +43,16 @@ class Outbox(Generic[Item]):
     def __len__(self) -> int:
         return self._waiting
 
-    def admit(self, nbytes: int, is_small: bool = False) -> bool:
-        """Whether a message may leave at once, as nothing waits and there is room: then it counts as taken."""
+    def admit(self, nbytes: int, messages_max: int) -> bool:
+        """Whether a message may leave at once, as nothing waits, fewer are on their way, and there is room: then it is taken."""
         messages = self._messages
-        if self._waiting or (
-            messages and (messages >= (ALONE_MAX if is_small else self._messages_max) or self._bytes + nbytes > self._bytes_max)
-        ):
+        if self._waiting or (messages and (messages >= messages_max or self._bytes + nbytes > self._bytes_max)):
             return False
         self._messages += 1
         self._bytes += nbytes
         return True
 
-    def put(self, item: Item, nbytes: int, priority: int = 0, kind: Hashable = None) -> bool:
+    def put(self, item: Item, nbytes: int, priority: int = 0, kind: Kind | None = None) -> bool:
         """Have it sent; a higher priority goes first. Whether there is reason to take() now. Raises Backpressure."""
         if self._waiting >= self._waiting_max:
             raise Backpressure(f"{self._waiting} messages wait to be sent, {self._waiting_max} may: wait() for some first")
@@ -81,7 +80,7 @@ class Outbox(Generic[Item]):
             room = min(room, TOGETHER_MAX)
             while queue and len(taken) < room:
                 item, more, other = queue[0]
-                if other != kind or nbytes + more > TOGETHER_BYTES_MAX:
+                if other != kind or nbytes + more > kind[1]:
                     break
                 queue.popleft()
                 taken.append(item)

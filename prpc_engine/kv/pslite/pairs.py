@@ -83,7 +83,9 @@ def check_layout(verb: str, keys: Keys, vals: Vals, lens: object) -> Lens | None
             raise BadArguments(f"{verb}: {len(vals)} vals for {len(keys)} keys do not divide; give lens, one length for each key")
         return None
     checked = check_lens(verb, keys, lens)
-    if int(checked.sum(dtype=np.int64)) != len(vals) or (len(checked) and int(checked.min()) < 0):
+    if len(checked) and int(checked.min()) < 0:
+        raise BadArguments(f"{verb}: lens[{int(checked.argmin())}] is {checked.min()}; 0 and more are allowed")
+    if int(checked.sum(dtype=np.int64)) != len(vals):
         raise BadArguments(f"{verb}: lens add up to {checked.sum(dtype=np.int64)}, and there are {len(vals)} vals")
     return checked
 

@@ -39,7 +39,7 @@ from prpc_engine.service import SERVERS_PATH, RpcService
 from shard import ClosedError, Driver, Future
 
 SERVICE = "pslite"
-JOB_PATH = "/_pslite_"  # in the master's tree: the number of the job
+JOB_PATH = "/_pslite_"  # in the master's tree: the number of the job, and how many nodes it counts
 START_TIMEOUT_S = 60.0  # for the scheduler to listen, for a free place, for servers to be there
 BARRIER_TIMEOUT_S = 600.0  # members may have much to do before they come
 BARRIER_ANSWER_S = 5.0  # for the holder, which ends a barrier's wait, to say who is missing
@@ -97,7 +97,7 @@ class Postoffice:
     def _join(self, left_job: int, timeout_s: float) -> RpcService:
         """Connect to the scheduler, as soon as there is one of another job than `left_job`."""
         settings = self.settings
-        lanes = replace(limits_from(None), bulk_lanes=0)  # one lane: messages of one worker to one server stay in order
+        lanes = replace(limits_from(None), connections_per_peer=1)  # one lane: messages of one worker to one server stay in order
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -114,12 +114,14 @@ class Postoffice:
                 why = str(error)
             else:
                 try:
-                    self.job = self._job_of(service)
-                    if self.job != left_job:
-                        return service
-                    why = "the one there is about to end, with the job that this process has left"
+                    self.job, counts = self._job_of(service)
                 except errors.RpcError as error:
                     why = str(error)
+                else:
+                    if self.job != left_job:
+                        self._check_counts(counts, service)
+                        return service
+                    why = "the one there is about to end, with the job that this process has left"
                 service.close()
             if time.monotonic() >= deadline:
                 raise errors.MasterUnreachable(
@@ -128,11 +130,28 @@ class Postoffice:
                 )
             time.sleep(CONNECT_PAUSE_S)
 
-    def _job_of(self, service: RpcService) -> int:
-        """What the scheduler calls this job; no other has that number."""
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return self.settings.servers, self.settings.workers, self.settings.group_size
+
+    def _job_of(self, service: RpcService) -> tuple[int, tuple[int, ...]]:
+        """What the scheduler calls this job, which no other is called; its _counts."""
         if self.role == "scheduler":
-            service.master_client.tree_node_add(JOB_PATH, str(self.incarnation))
-        return int(service.master_client.tree_wait(JOB_PATH, CONNECT_TIMEOUT_S).value)
+            service.master_client.tree_node_add(JOB_PATH, " ".join(map(str, (self.incarnation, *self._counts))))
+        number, *counts = map(int, service.master_client.tree_wait(JOB_PATH, CONNECT_TIMEOUT_S).value.split())
+        return number, tuple(counts)
+
+    def _check_counts(self, theirs: tuple[int, ...], service: RpcService) -> None:
+        """Nodes that count differently would send one key to different servers. Raises ConfigError."""
+        if theirs != self._counts:
+            service.close()
+            names = "DMLC_NUM_SERVER", "DMLC_NUM_WORKER", "DMLC_GROUP_SIZE"
+            wrong = [
+                f"{name} is {own} here and {their} at the scheduler"
+                for name, own, their in zip(names, self._counts, theirs, strict=True)
+                if own != their
+            ]
+            raise errors.ConfigError(f"{'; '.join(wrong)} ({self.settings.root}): all nodes of a job need the same")
 
     @property
     def driver(self) -> Driver:
@@ -205,9 +224,9 @@ class Postoffice:
                 return node
             if not self._wait_for_change(seen, deadline):
                 what = ids.name_of(ids.node_id(role, rank)) if rank >= 0 else f"each of {count} {role}s"
+                more = f"a larger DMLC_NUM_{role.upper()} at every node allows more" if role != "scheduler" else "a job has one"
                 raise errors.DeadlineExceeded(
-                    f"no place for one more {role} within {timeout_s} s: {what} is a living node; a larger "
-                    f"DMLC_NUM_{role.upper()} at every node allows more"
+                    f"no place for one more {role} within {timeout_s} s: {what} is a living node; {more}"
                 )
 
     # -- facts -----------------------------------------------------------------------------------------------------------
@@ -290,7 +309,8 @@ class Postoffice:
     def barrier(self, customer_id: int, group: int, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
         """Wait until every node of a group is here: all places of this customer that belong to it come at once.
 
-        Raises ConfigError where this node is not one of them, DeadlineExceeded with the names of those that are missing."""
+        Raises ConfigError where this node is not one of them, DeadlineExceeded with the names of those that are missing,
+        MasterUnreachable where the scheduler was to hold it and is lost."""
         first = self.node_of(customer_id)
         expected = self.members(group)
         nodes = [node for (_, customer, _), node in self._places.items() if customer == customer_id and node in expected]
@@ -324,7 +344,10 @@ class Postoffice:
                 return missing
             except (errors.NotSent, errors.MaybeExecuted, errors.UnknownService) as error:
                 if holder == ids.SCHEDULER:
-                    raise  # and with it the job is lost
+                    raise errors.MasterUnreachable(
+                        f"the scheduler at {self.settings.root} was lost while the barrier of group {group} waited there, and "
+                        f"the job with it: look why it ended ({error})"
+                    ) from error
                 logger.info("%s, which holds the barrier of group %d, is lost: %s", ids.name_of(holder), group, str(error))
                 with contextlib.suppress(errors.DeadlineExceeded):
                     self.connect((holder,), max(0.0, deadline - time.monotonic()))

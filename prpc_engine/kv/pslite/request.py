@@ -20,6 +20,7 @@ class Request(Future):
     answers: Any = None  # by part, a list
     finish: Callable[[int, list[Any]], object] | None = None
     parts: Sequence[tuple[int, tuple[Any, ...], int]] = ()  # node, arguments, bytes of each, until it is done
+    call: Future | None = None  # that alone answers it and that nobody hears of: who wants to know looks there
 
 
 class Part(msgspec.Struct, eq=False):

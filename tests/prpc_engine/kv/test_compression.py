@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prpc_engine.errors import BadArguments, ConfigError
+from prpc_engine.errors import Backpressure, BadArguments, ConfigError
 from prpc_engine.kv import compression
 from prpc_engine.kv.compression import Cast, Compressor, Feedback, Int8, TopK
 
@@ -14,6 +14,11 @@ def gradients(*shape: int) -> np.ndarray:
     grads = np.random.default_rng(4).normal(size=shape).astype(np.float32)
     grads.flags.writeable = False
     return grads
+
+
+def taken(*parts: np.ndarray) -> tuple[np.ndarray, ...]:
+    """A push that sends them."""
+    return parts
 
 
 @pytest.mark.parametrize("made", EVERY, ids=str)
@@ -52,6 +57,37 @@ def test_a_cast_is_the_nearest_value() -> None:
     assert Cast().decode(Cast().encode(np.array([1 + 2**-7 + 2**-9], np.float32)), (1,)).tolist() == [1 + 2**-7]
 
 
+def test_a_cast_of_what_is_too_large_is_the_greatest_there_is_and_the_rest_follows() -> None:
+    feedback = Feedback(Cast("float16"), (2,))
+    sent = [Cast("float16").decode(feedback.send(np.array(each, np.float32), taken), (2,)) for each in ([1e5, -1e9], [0, 0])]
+    assert sent[0].tolist() == [65504, -65504]
+    assert sent[1].tolist() == [34496, -65504]
+    assert np.isfinite(Cast().encode(np.array([np.finfo(np.float32).max], np.float32))[0]).all()
+
+
+def test_a_gradient_that_could_not_be_sent_is_not_kept_for_the_next_and_what_was_left_before_is() -> None:
+    top = TopK(0.5)
+    feedback = Feedback(top, (2,))
+    assert top.decode(feedback.send(np.array([4, 1], np.float32), taken), (2,)).tolist() == [4, 0]
+
+    def full(*parts: np.ndarray) -> None:
+        raise Backpressure("wait for some of them")
+
+    with pytest.raises(Backpressure):
+        feedback.send(np.array([8, 2], np.float32), full)
+    assert top.decode(feedback.send(np.array([8, 2], np.float32), taken), (2,)).tolist() == [8, 0]
+    assert top.decode(feedback.send(np.zeros(2, np.float32), taken), (2,)).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("made", [Cast("float16"), Cast(), Int8(), TopK(0.5)], ids=str)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_no_number_is_refused_and_spoils_no_later_gradient(made: Compressor, bad: float) -> None:
+    feedback = Feedback(made, (4,))
+    with pytest.raises(BadArguments, match="hold infinity or NaN; finite numbers are allowed"):
+        feedback.send(np.array([1, bad, 2, 3], np.float32), taken)
+    assert np.isfinite(made.decode(feedback.send(np.ones(4, np.float32), taken), (4,))).all()
+
+
 @pytest.mark.parametrize("made", [Cast(), Int8(), TopK(0.05)], ids=str)
 def test_with_feedback_nothing_is_lost_for_good(made: Compressor) -> None:
     feedback, random = Feedback(made, (40,)), np.random.default_rng(6)
@@ -59,10 +95,10 @@ def test_with_feedback_nothing_is_lost_for_good(made: Compressor) -> None:
     for _ in range(200):
         grads = random.normal(size=40).astype(np.float32) + np.float32(0.3)
         pushed += grads
-        arrived += made.decode(feedback.encode(grads), (40,))
+        arrived += made.decode(feedback.send(grads, taken), (40,))
     np.testing.assert_allclose(arrived, pushed, atol=30)  # what is under way: some 20 gradients of an element with top_k
     for _ in range(80):
-        arrived += made.decode(feedback.encode(np.zeros(40, np.float32)), (40,))
+        arrived += made.decode(feedback.send(np.zeros(40, np.float32), taken), (40,))
     np.testing.assert_allclose(arrived, pushed, atol=1e-3)
 
 
@@ -70,7 +106,7 @@ def test_top_k_with_feedback_learns_what_without_it_never_moves() -> None:
     with_it, without = np.zeros(3, np.float32), np.zeros(3, np.float32)
     goal, top, feedback = np.array([10, 1, -1], np.float32), TopK(0.1), Feedback(TopK(0.1), (3,))
     for _ in range(300):
-        with_it += np.float32(0.1) * top.decode(feedback.encode(goal - with_it), (3,))
+        with_it += np.float32(0.1) * top.decode(feedback.send(goal - with_it, taken), (3,))
         without += np.float32(0.1) * top.decode(top.encode(np.array([10, 1, -1], np.float32)), (3,))
     np.testing.assert_allclose(with_it, goal, atol=0.6)
     assert without[1:].tolist() == [0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from prpc_engine.kv import Cast, Consistency, Ssp, Sync, TableServer, TableWorke
 from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
 from prpc_engine.kv.consistency import Clocks, from_spec
 from prpc_engine.kv.hosted import Hosted
+from prpc_engine.kv.lag import Lag
 from prpc_engine.kv.local import LocalService
 from prpc_engine.kv.pace import GRACE_S, WAITING_MAX
 from prpc_engine.kv.table_spec import from_dict
+from prpc_engine.master.whereabouts import this_process
 from shard import CONTEXT
 
 ONE = np.ones(1, np.float32)
@@ -28,12 +31,18 @@ ADD = {"name": "add"}
 class FakeWorker:
     """The connection of a worker as a server sees it; its timers run when the test says."""
 
-    def __init__(self, number: int, timeout_ms: int = 1000) -> None:
+    def __init__(self, number: int, timeout_ms: int = 1000, process: str = "") -> None:
         self.connection = SimpleNamespace(peer_incarnation=number, peer=f"worker {number}", error=None)
         self.when_lost: list[Callable[[Any], object]] = []
         self.reactor = self
         self.timers: list[tuple[float, Callable[[], object]]] = []
         self.timeout_ms = timeout_ms
+        self.process = process
+
+    def request(self, *_: object) -> Deferred:
+        answer = Deferred()
+        answer.reply({"process": self.process})
+        return answer
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Any:
         entry = (delay_s, callback)
@@ -151,16 +160,6 @@ def test_who_joins_enters_at_the_slowest_clock_and_who_leaves_holds_nobody_up() 
     assert clocks.lead(1) == 1
     clocks.leave(3)
     assert clocks.lead(1) == 0
-
-
-def test_who_is_behind_is_known_by_name() -> None:
-    clocks = Clocks(3)
-    for worker, pushes in ((1, 4), (2, 1), (3, 4)):
-        clocks.enter(worker, f"worker {worker}")
-        clocks.tick(worker, pushes)
-    assert clocks.steps_behind() == {"worker 2": 3}
-    clocks.leave(2)
-    assert clocks.steps_behind() == {}
 
 
 def test_after_the_last_one_all_are_awaited_anew_unless_it_comes_back() -> None:
@@ -297,6 +296,43 @@ def test_a_worker_whose_connection_was_cut_is_waited_for_a_little() -> None:
     assert push(two, table).done()
 
 
+def test_a_worker_whose_process_is_seen_to_have_ended_is_gone_at_once() -> None:
+    with subprocess.Popen(["true"]) as process:
+        ended = f"{this_process().rpartition('/')[0].rpartition('/')[0]}/{process.pid}/1"
+    table, one, dead = dense(Sync(2, "sum")), FakeWorker(1), FakeWorker(2, process=ended)
+    push(one, table)
+    push(dead, table)
+    waiting = push(one, table)
+    dead.is_lost()
+    assert [delay_s for delay_s, _ in dead.timers] == [0.0]
+    dead.is_over()
+    assert waiting.done()
+
+
+def test_who_makes_others_wait_is_known_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("prpc_engine.kv.pace.monotonic", lambda: now)
+    monkeypatch.setattr("prpc_engine.kv.paced_table.monotonic", lambda: now)
+    for table in (dense(Sync(2)), dense(Ssp(2, 0))):
+        one, two = FakeWorker(1), FakeWorker(2)
+        push(one, table)
+        push(two, table)
+        push(one, table)
+        now += 3
+        pull(one, table)  # ssp: it waits; sync: its push does
+        now += 2
+        is_sync = table.statistics().pushes == 1
+        lags = dict(table.lags().values())
+        assert lags == {"worker 1": Lag(0, 0, 0), "worker 2": Lag(1, 5, 5 if is_sync else 2)}
+        push(two, table)
+        now += 7
+        lags = dict(table.lags().values())
+        assert lags == {"worker 1": Lag(0, 0, 0), "worker 2": Lag(0, 0, 5 if is_sync else 2)}
+        push(one, table)
+        two.is_gone()
+        assert list(table.lags()) == [1]
+
+
 def test_verbs_that_wait_are_bounded_in_number() -> None:
     table, one = dense(Sync(2)), FakeWorker(1)
     waiting = [push(one, table) for _ in range(WAITING_MAX)]
@@ -306,8 +342,10 @@ def test_verbs_that_wait_are_bounded_in_number() -> None:
 
 
 def test_a_process_alone_is_told_that_nobody_else_can_come() -> None:
+    alone = dense(Sync(2))
     with pytest.raises(BadArguments, match="there is only this process"):
-        dense(Sync(2)).push(ONE)
+        alone.push(ONE)
+    assert alone.lags() == {0: ("this process", Lag(0, 0, 0))}
     table = dense(Sync(1))
     assert table.push(ONE).done()
     assert table.pull() == 1

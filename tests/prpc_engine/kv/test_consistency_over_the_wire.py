@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import RemoteError
-from prpc_engine.kv import TableServer, TableWorker
+from prpc_engine.kv import TableServer, TableWorker, WorkersBehind, WorkerShare
 from tests.prpc_engine.kv.workers import WorkerProcess
+from tests.prpc_engine.processes import wait_until
 
 SPARSE = ["create_sparse", "rows", 1, {"name": "add"}]
 
@@ -69,11 +70,8 @@ def test_a_worker_too_far_ahead_waits_within_its_deadline(job: tuple[TableWorker
     for _ in range(2):
         kv.push("rows", keys, grads)
     assert kv.pull("rows", keys) == 3
-    behind = kv.steps_behind("rows")
-    assert sorted(behind) == [0, 1]
-    assert [list(each.values()) for each in behind.values()] == [[1], [1]]
     kv.push("rows", keys, grads)
-    with pytest.raises(RemoteError, match=r"WorkersBehind: table 'rows' .* waited .* for .*; it has not run"):
+    with pytest.raises(WorkersBehind, match=r"table 'rows' .* waited .* for .*; it has not run"):
         kv.pull("rows", keys, timeout_s=0.2)
     pull = kv.submit_pull("rows", keys)
     others[0].do("push", "rows", [2], [[1.0]])
@@ -83,3 +81,59 @@ def test_a_worker_too_far_ahead_waits_within_its_deadline(job: tuple[TableWorker
     others[0].kill()
     push.result(30)
     assert kv.pull("rows", keys) == 6
+
+
+def test_the_balance_names_the_worker_that_others_wait_for(job: tuple[TableWorker, list[WorkerProcess]]) -> None:
+    kv, others = job
+    here, slow, free = os.getpid(), others[0].process.pid, others[1].process.pid
+
+    def share(pid: int) -> WorkerShare:
+        return next(each for each in kv.balance().workers if each.worker.endswith(f"process {pid}"))
+
+    sync = {"name": "sync", "workers": 2, "reduce": "sum"}
+    kv.create_dense("w", (1,), {"name": "add"}, consistency=sync)
+    kv.create_sparse("free", 1, {"name": "add"})
+    for other in others:
+        other.do("create_dense", "w", [1], {"name": "add"}, consistency=sync)
+        other.do("create_sparse", "free", 1, {"name": "add"})
+    others[0].begin("push", "w", [1.0])
+    kv.push("w", np.ones(1, np.float32))
+    assert others[0].answer() is None
+    for _ in range(3):
+        others[1].do("push", "free", [1, 2, 3, 4], [[1.0]] * 4)  # of both partitions
+    before = share(here).held_up_s
+    push = kv.submit_push("w", np.ones(1, np.float32))
+    wait_until(lambda: kv.balance().workers[0].worker.endswith(f"process {slow}"), "the one that is waited for")
+    assert share(here).held_up_s == before
+    lag = share(slow).lags["w"]
+    assert lag.steps == 1
+    assert lag.since_s > 0
+    assert lag.held_up_s > before
+    assert (share(free).pushes, share(free).lags) == (6, {})
+    others[1].do("push", "free", [1, 2, 3, 4], [[1.0]] * 4)
+    assert share(free).pushes_per_s > 0
+    others[0].do("push", "w", [1.0])
+    push.result(30)
+    assert [share(pid).lags["w"].steps for pid in (here, slow)] == [0, 0]
+
+
+@pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
+def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prpc_engine.kv.pace.GRACE_S", 600.0)
+    sync = {"name": "sync", "workers": 2, "reduce": "sum"}
+    with ExitStack() as stack:
+        master = stack.enter_context(Master())
+        other = stack.enter_context(WorkerProcess(master.address, 1))
+        server = stack.enter_context(RpcService(master=master.address, transports=[transport]))
+        service = stack.enter_context(RpcService(master=master.address))
+        TableServer(server)
+        kv = TableWorker(service)
+        kv.create_dense("w", (1,), {"name": "add"}, consistency=sync)
+        other.do("create_dense", "w", [1], {"name": "add"}, consistency=sync)
+        other.begin("push", "w", [1.0])
+        kv.push("w", np.ones(1, np.float32))
+        assert other.answer() is None
+        push = kv.submit_push("w", np.ones(1, np.float32))
+        other.kill()
+        push.result(30)
+        assert kv.pull("w").tolist() == [3]

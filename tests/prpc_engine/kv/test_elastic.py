@@ -16,6 +16,8 @@ import pytest
 from prpc_engine import RpcService
 from prpc_engine.errors import ConfigError, DeadlineExceeded, NoServer
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
+from prpc_engine.kv.tree import PlacementNode
+from prpc_engine.service import SERVERS_PATH
 from tests.prpc_engine.kv.elastic_processes import (
     KEYS_A_PUSH,
     PUSH_TIMEOUT_S,
@@ -27,6 +29,7 @@ from tests.prpc_engine.kv.elastic_processes import (
     serve_elastic,
     timed,
 )
+from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
 
@@ -177,6 +180,9 @@ def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothin
         assert sorted(new.epoch - old.epoch for old, new in zip(before.partitions, after.partitions, strict=True)) == [0, 1]
         watcher.wait_whole(2)  # it is filled anew
         check_ledger(mine, 0, 9)
+        here, moved = sorted(mine.balance().workers, key=lambda share: share.worker.startswith("worker "))
+        assert (here.pushes, moved.pushes) == (9, 9)  # of the partition that moved a copy was told, and not by whom
+        assert f"process {os.getpid()}" in here.worker
         for server in servers.values():
             end(server)
 
@@ -210,6 +216,21 @@ def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(farm: Farm, 
             end(server)
 
 
+def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MasterProcess(tmp_path) as master, RpcService(master.address, lease_s=60.0) as service:
+        server = ElasticServer(service, partitions=2)
+        wait_until(lambda: server.statistics().primaries == (0, 1), "its partitions")
+        master.kill()
+        wait_until(lambda: not service.master_client.connected, "the loss")
+        server.close()
+        assert "server 1 of 'kv' goes, and the master at" in caplog.text
+        with master.again():
+            node = PlacementNode(service.master_client, "kv", SERVERS_PATH)
+            wait_until(lambda: service.master_client.connected and not node.servers(), "the word")
+
+
 def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
     with elastic_world() as (master, watcher):
         with pytest.raises(NoServer):
@@ -223,7 +244,7 @@ def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
         with ElasticServer(watcher.service, partitions=2, replicas=1) as alone:
             worker = TableWorker(watcher.service, elastic=True, ack="replicated")
             worker.create_sparse(TABLE, 1, {"name": "add"})
-            with pytest.raises(ConfigError, match="no consistency but the usual one"):
+            with pytest.raises(ConfigError, match="for services whose partitions stay where they are"):
                 worker.create_sparse("paced", 1, {"name": "add"}, consistency={"name": "sync", "workers": 2})
             with pytest.raises(DeadlineExceeded):  # there is nobody to replicate it
                 worker.push(TABLE, keys_of(0, 0), ONES, timeout_s=0.3)

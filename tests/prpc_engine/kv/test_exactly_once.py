@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.lane import Address, Lane
 from prpc_engine.kv.ledger import WINDOW
 from prpc_engine.kv.local import LocalService
-from shard import ClosedError, Future
+from shard import ClosedError, Future, Limits
 from tests.faults.zygote import Life
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
@@ -35,12 +34,6 @@ def serve_tables(life: Life, master: str, transport: str) -> None:
         TableServer(service)
         life.done = 1
         signal.sigwait({signal.SIGTERM})
-
-
-@pytest.fixture
-def master() -> Iterator[Master]:
-    with Master() as master:
-        yield master
 
 
 def cut_all(service: RpcService) -> None:
@@ -211,7 +204,8 @@ def test_a_lost_push_ends_at_its_deadline(farm: Farm, master: Master) -> None:
 
 def test_what_is_lost_ends_with_the_service(farm: Farm, master: Master) -> None:
     server = farm.start_ready(serve_tables, master.address, "tcp")
-    with RpcService(master.address, transports=["tcp"]) as service:
+    soon = Limits(peer_silent_s=0.5)  # a server that stands still keeps its lanes open when one is cut
+    with RpcService(master.address, transports=["tcp"], limits=soon) as service:
         worker = TableWorker(service)
         worker.create_sparse("counts", 1, ADD)
         os.kill(server.pid, signal.SIGSTOP)

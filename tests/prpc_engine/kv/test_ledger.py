@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger
+from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger, Node
 
 ONE, OTHER = 2**63 + 5, 7
 
@@ -79,3 +79,15 @@ def test_ledgers_that_come_together_know_what_either_knew(first_is_further: bool
     first.load(second.arrays())
     assert [sequence for sequence in range(1, 12) if first.find(ONE, sequence) == APPLIED] == [1, 2, 3, 5, 9]
     assert first.highest(ONE) == 9
+
+
+def test_each_clients_node_is_asked_for_once_and_is_nobody_in_a_copy() -> None:
+    nodes = iter([Node(11, "eleven"), Node(12, "twelve")])
+    ledger = Ledger(pusher=lambda: next(nodes))
+    for client, sequence in ((1, 1), (2, 1), (1, 2), (1, 3)):
+        ledger.note(client, sequence)
+    assert list(ledger.pushes()) == [(2, (12, "twelve"), 1), (1, (11, "eleven"), 3)]
+    copy = Ledger()
+    copy.load(ledger.arrays())
+    copy.note(1, 4)
+    assert list(copy.pushes()) == [(2, None, 1), (1, None, 4)]

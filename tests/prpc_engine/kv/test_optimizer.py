@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import optimizer
-from prpc_engine.kv.optimizer import Adagrad, Adam, Add, Assign, Ftrl, Momentum, Optimizer, Sgd
+from prpc_engine.kv.optimizer import Adagrad, Adam, Add, Assign, Descent, Ftrl, Momentum, Optimizer, Sgd
 from prpc_engine.kv.schedule import Cosine, WarmUp
 
 EVERY = [
@@ -25,6 +25,7 @@ EVERY = [
     Adam(0.1, beta_1=0.0, beta_2=0.5, epsilon=1e-3),
     Ftrl(0.1),
     Ftrl(0.1, beta=0.5, l1=0.3, l2=0.2),
+    Ftrl(Cosine(0.5, steps=12, final=0.1), beta=0.5, l1=0.3, l2=0.2),
     Adam(Cosine(0.1, steps=5)),
     Momentum(WarmUp(3, then=0.1)),
 ]
@@ -32,7 +33,7 @@ EVERY = [
 
 def reference(made: Optimizer, value: float, grads: list[float]) -> Iterator[float]:
     """The value after each gradient."""
-    m = s = z = n = 0.0
+    m = s = z = n = before = 0.0
     accumulator = made.initial_accumulator if isinstance(made, Adagrad) else 0.0
     for t, g in enumerate(grads, start=1):
         rate = made.rate_at(t - 1)
@@ -54,11 +55,12 @@ def reference(made: Optimizer, value: float, grads: list[float]) -> Iterator[flo
             unbiased_m, unbiased_s = m / (1 - made.beta_1**t), s / (1 - made.beta_2**t)
             value -= rate * unbiased_m / (math.sqrt(unbiased_s) + made.epsilon)
         elif isinstance(made, Ftrl):
-            sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / rate
-            z += g - sigma * value
             n += g * g
+            inverse = (made.beta + math.sqrt(n)) / rate  # of the learning rate of this value
+            z += g - (inverse - (before or made.beta / rate)) * value
+            before = inverse
             shrunk = 0.0 if abs(z) <= made.l1 else z - math.copysign(made.l1, z)
-            value = -shrunk / ((made.beta + math.sqrt(n)) / rate + made.l2)
+            value = -shrunk / (inverse + made.l2)
         yield value
 
 
@@ -74,6 +76,17 @@ def test_it_does_what_its_formula_says_one_element_at_a_time(made: Optimizer, gr
     for t, wanted in enumerate(reference(made, 0.25, grads), start=1):
         made.apply(values, np.array(grads[t - 1 : t], np.float32), state, made.rate_at(t - 1), t)
         assert values[0] == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("made", [Sgd, Momentum, Adagrad, Adam, Ftrl])
+def test_a_rate_that_falls_to_zero_ends_at_the_minimum_and_stays_there(made: type[Descent], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    falling = made(Cosine(0.3, steps=400))
+    values, state = np.zeros(8, np.float32), state_of(falling, (8,))
+    for step in range(500):
+        grads = (values - 1 + 0.1 * rng.standard_normal(8)).astype(np.float32)
+        falling.apply(values, grads, state, falling.rate_at(step), step + 1)
+    np.testing.assert_allclose(values, 1, atol=0.1)
 
 
 def test_each_row_has_its_own_count_of_steps() -> None:

@@ -130,8 +130,11 @@ def test_what_an_embedding_cannot_use_is_refused_by_name() -> None:
     bag = kv_torch.EmbeddingBag(kv, "words", 3, SGD)
     with pytest.raises(BadArguments, match=r"keys are torch\.int32"):
         bag(torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(BadArguments, match=r"\[n, fields\] is allowed"):
-        bag(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(BadArguments, match="keys are a list"):
+        bag([[1, 2]])
+    for shape in ((1,), (2, 0)):
+        with pytest.raises(BadArguments, match=r"\[n, fields\] is allowed"):
+            bag(torch.zeros(shape, dtype=torch.int64))
     with pytest.raises(BadArguments, match="allowed: sum, mean"):
         kv_torch.EmbeddingBag(kv, "words", 3, SGD, mode="max")
     with pytest.raises(BadArguments, match=r"forwards without step\(\) or zero_grad\(\)"):

@@ -9,11 +9,7 @@ answered by a line: {"value": ...} or {"error": text}. The end of standard input
 from __future__ import annotations
 
 import json
-import select
-import subprocess
 import sys
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,37 +17,22 @@ import numpy as np
 from prpc_engine import RpcService
 from prpc_engine.errors import RpcError
 from prpc_engine.kv import TableWorker
-from tests.prpc_engine.processes import PATIENCE_S
-
-ROOT = Path(__file__).parents[3]
+from tests.program import PATIENCE_S, Program
 
 
-class WorkerProcess:
-    """One such process. A context manager."""
+class WorkerProcess(Program):
+    """One such process."""
 
     def __init__(self, master: str, servers: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.prpc_engine.kv.workers", master, str(servers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-        )
+        super().__init__("tests.prpc_engine.kv.workers", master, str(servers))
 
     def begin(self, *request: Any, **more: Any) -> None:
         """Have it do something; answer() says how it went."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([request, more]).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def has_answered(self, within_s: float = 0) -> bool:
-        """Whether answer() will not wait."""
-        return bool(select.select([self.process.stdout], [], [], within_s)[0])
+        self.write_line(json.dumps([request, more]))
 
     def answer(self) -> Any:
         """What the oldest request begun gave; AssertionError with the text of its error."""
-        assert self.has_answered(PATIENCE_S), "the worker process does not answer"
-        assert self.process.stdout is not None
-        answer = json.loads(self.process.stdout.readline())
+        answer = json.loads(self.read_line())
         if "error" in answer:
             raise AssertionError(answer["error"])
         return answer["value"]
@@ -60,23 +41,6 @@ class WorkerProcess:
         """begin() and answer()."""
         self.begin(*request, **more)
         return self.answer()
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-    def __enter__(self) -> WorkerProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        if kind is not None:
-            self.process.kill()
-        self.process.wait(PATIENCE_S)
-        self.process.stdout.close()
 
 
 def _array(value: Any) -> Any:

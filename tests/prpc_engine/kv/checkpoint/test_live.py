@@ -19,17 +19,11 @@ from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
 from prpc_engine.kv.table_spec import SparseSpec
 from tests.prpc_engine.kv.checkpoint.jobs import assert_same, create_tables, train, values
-from tests.prpc_engine.kv.checkpoint.processes import server_process
+from tests.prpc_engine.kv.checkpoint.processes import ServerProcess
 
 PATIENCE_S = 30.0
 DOWN = Sgd(1.0)  # each push of 1 lowers a value by exactly 1
 ONE = np.ones((1, 1), np.float32)
-
-
-@pytest.fixture
-def master() -> Iterator[Master]:
-    with Master() as master:
-        yield master
 
 
 def counts_in(folder: Path, table: str) -> dict[int, int]:
@@ -89,9 +83,9 @@ def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(m
     folder = str(tmp_path / "job")
 
     def run(killed_at: int, servers: int) -> TableWorker:
-        started.enter_context(server_process(master.address, killed_at))
+        started.enter_context(ServerProcess(master.address, killed_at))
         for _ in range(servers - 1):
-            started.enter_context(server_process(master.address))
+            started.enter_context(ServerProcess(master.address))
         service = started.enter_context(RpcService(master=master.address))
         return TableWorker(service, expected_servers=servers, timeout_s=PATIENCE_S)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from safetensors.numpy import load_file
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import Adagrad, TableShard, Uniform
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
+from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
+from prpc_engine.kv.hosted import Moved
 from prpc_engine.kv.optimizer import Adam
 from tests.prpc_engine.kv.checkpoint.jobs import KEYS, assert_same, create_tables, local_job, train, values
 
@@ -213,13 +216,42 @@ def test_a_server_is_confined_to_its_checkpoint_root_links_followed(tmp_path: Pa
     assert not (tmp_path / "job").exists()
 
 
-@pytest.mark.parametrize(("step", "keep"), [(-1, None), (10**12, None), (True, None), ("1", None), (1, 0), (1, "2")])
-def test_steps_and_numbers_to_keep_are_checked(tmp_path: Path, step: object, keep: object) -> None:
+@pytest.mark.parametrize(
+    ("step", "keep"), [(-1, None), (10**12, None), (True, None), ("1", None), (1, 0), (1, "2"), (1, 1.5), (1, True)]
+)
+def test_steps_and_numbers_to_keep_are_checked_before_anything_is_written(tmp_path: Path, step: object, keep: object) -> None:
     worker = local_job()
     create_tables(worker)
     with pytest.raises(ConfigError, match=r"allowed|at least 1"):
-        worker.save(str(tmp_path), step, keep=keep)  # type: ignore[arg-type]
-    assert verify(tmp_path) == []
+        worker.save(tmp_path / "job", step, keep=keep)  # type: ignore[arg-type]
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_folder_that_is_none_is_refused_once_and_without_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    worker = local_job()
+    create_tables(worker)
+    folders: list[object] = ["checkpoints", Path("checkpoints"), "/check\0points", None, 5]
+    for folder in folders:
+        for attempt in (lambda folder=folder: worker.save(folder, 1), lambda folder=folder: worker.restore(folder)):
+            with pytest.raises(ConfigError, match="an absolute path on the servers' disks is allowed"):
+                attempt()
+    assert not caplog.records
+
+
+def test_a_folder_is_a_path_too_and_steps_and_extents_may_be_numpys(tmp_path: Path) -> None:
+    worker = local_job()
+    keys = np.array([3, 7])
+    worker.create_sparse("rows", np.int64(2), {"name": "add"})
+    worker.create_dense("tensor", (keys.max() + 1, 2), {"name": "add"})
+    worker.save(tmp_path, np.int64(4))
+    assert worker.restore(tmp_path) == 4
+
+
+def test_the_names_of_new_folders_are_on_the_disk_before_what_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    Files().make_folder(tmp_path / "a" / "b" / "c")
+    assert set(synced) == {str(tmp_path), str(tmp_path / "a")}
 
 
 @pytest.mark.parametrize("method", ["checkpoint_enter", "checkpoint_abort", "checkpoint_commit"])
@@ -253,3 +285,30 @@ def test_a_table_that_only_some_servers_have_makes_no_checkpoint(tmp_path: Path)
     with pytest.raises(CheckpointError, match="on 1 of 2 servers: it was just being created; save again"):
         worker.save(str(tmp_path), 1)
     assert verify(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "method", ["checkpoint_enter", "checkpoint_save", "checkpoint_commit", "checkpoint_load", "checkpoint_swap"]
+)
+def test_a_partition_that_moves_meanwhile_is_asked_again_where_it_is_then(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves, there = [1, 2, 3], getattr(TableShard, method)
+
+    def moved(shard: TableShard, *arguments: object) -> object:
+        if moves:
+            moves.pop()
+            raise Moved("partition 1: server 1 is no primary of it at epoch 3, asked was 2")
+        return there(shard, *arguments)
+
+    worker = local_job(2)
+    create_tables(worker)
+    train(worker)
+    monkeypatch.setattr(TableShard, method, moved)
+    worker.save(tmp_path, 1)
+    held = values(worker)
+    train(worker)
+    assert worker.restore(tmp_path) == 1
+    assert not moves
+    assert_same(values(worker), held)
+    assert [finding.fault for finding in verify(tmp_path)] == [""]

@@ -162,9 +162,10 @@ def order() -> None:
     ps.finalize(0, True)
 
 
-def together() -> None:
+def together(length: str) -> None:
     """Small requests that leave together: each has an answer of its own, in order, and a late one is no obstacle to others."""
     ps.start(0)
+    size = int(length)
     if ps.is_server():
         seen: list[int] = []
         held: list[ps.KVMeta] = []
@@ -176,7 +177,7 @@ def together() -> None:
             if meta.cmd == 2:
                 held.append(meta)
             elif meta.pull:
-                server.response(meta, ps.KVPairs(pairs.keys, np.array([len(seen)], np.float32)))
+                server.response(meta, ps.KVPairs(pairs.keys, np.full(size, len(seen), np.float32)))
             else:
                 server.response(meta)
             if meta.cmd == 3:
@@ -192,13 +193,13 @@ def together() -> None:
         kv = ps.KVWorker(0, 0)
         ps.get_postoffice().barrier(0, ps.SERVER_GROUP + ps.WORKER_GROUP)
         one = np.array([1], np.uint64)
-        outs = np.zeros((300, 1), np.float32)
+        outs = np.zeros((300, size), np.float32)
         timestamps = []
         for i in range(300):
             if i % 10 == 7:
                 timestamps.append(kv.pull(one, outs[i]))
             else:
-                timestamps.append(kv.push(one, np.array([i], np.float32), cmd={3: 1, 5: 2}.get(i % 10, 0)))
+                timestamps.append(kv.zpush(one, np.full(size, i, np.float32), cmd={3: 1, 5: 2}.get(i % 10, 0)))
         for i, timestamp in enumerate(timestamps):
             if i % 10 == 3:
                 with pytest.raises(errors.RemoteError, match=f"ValueError: not {i}"):
@@ -207,10 +208,16 @@ def together() -> None:
                 assert not kv.is_done(timestamp)
             else:
                 kv.wait(timestamp, 30)
-        assert [int(out[0]) for out in outs[7::10]] == list(range(8, 301, 10))  # in the order in which they were sent
+        assert outs[7::10, [0, -1]].tolist() == [[i, i] for i in range(8, 301, 10)]  # in the order in which they were sent
         kv.wait(kv.push(one, np.zeros(1, np.float32), cmd=3))
         for timestamp in timestamps[5::10]:
             kv.wait(timestamp, 30)
+        failed, done = (kv.push(one, np.zeros(size, np.float32), cmd=cmd) for cmd in (1, 0))
+        wait_until(lambda: kv.is_done(failed) and kv.is_done(done), "the answers to two that nobody waits for")
+        for _ in range(2):
+            kv.wait(done)
+            with pytest.raises(errors.RemoteError, match="ValueError: not 0"):
+                kv.wait(failed)
         late = [kv.push(one, np.zeros(1, np.float32), cmd=2) for _ in range(100)]
         kv.push(one, np.zeros(1, np.float32), cmd=4)
         for timestamp in late:
@@ -250,6 +257,20 @@ def holder(folder: str) -> None:
         postoffice.barrier(0, ps.SCHEDULER + ps.WORKER_GROUP)
         wait_until(lambda: {8, 9, 11, 13} <= set(postoffice.get_dead_nodes()), "the end of all others")
     ps.finalize(0, False)
+
+
+def miscounted() -> None:
+    """A worker counts one server more than there is, and would find every key elsewhere; then it counts right."""
+    if os.environ["DMLC_ROLE"] == "worker":
+        os.environ["DMLC_NUM_SERVER"] = "2"
+        with pytest.raises(errors.ConfigError, match="DMLC_NUM_SERVER is 2 here and 1 at the scheduler"):
+            ps.start(0, timeout_s=30)
+        os.environ["DMLC_NUM_SERVER"] = "1"
+    ps.start(0)
+    if ps.is_worker():
+        with pytest.raises(errors.ConfigError, match="this process is a worker, all of its customers"):
+            ps.start(1, role="server")
+    ps.finalize(0, True)
 
 
 def own_benchmark(nbytes: str, mode: str) -> None:

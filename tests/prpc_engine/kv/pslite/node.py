@@ -21,7 +21,8 @@ from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
 from prpc_engine.kv import pslite as ps
 from prpc_engine.kv.pslite.ids import KEY_MAX
 from prpc_engine.kv.pslite.slicer import by_ranges
-from tests.prpc_engine.kv.pslite.flows import awaited, group, holder, landing, order, own_benchmark, threads, together
+from tests.prpc_engine.kv.pslite.bytedance import benchmark_stress, ipc_benchmark
+from tests.prpc_engine.kv.pslite.flows import awaited, group, holder, landing, miscounted, order, own_benchmark, threads, together
 from tests.prpc_engine.processes import wait_until
 
 KEYS = 10_000
@@ -170,10 +171,15 @@ def verbs() -> None:
             elif meta.cmd == 5:
                 server.response(meta)
                 server.response(meta)
+            elif meta.cmd == 6:
+                server.response(meta, ps.KVPairs(pairs.keys, np.ones(3, np.float32), np.array([3], np.int32)))
             else:
                 sums(meta, pairs, server)
 
-        ps.KVServer(3).set_request_handle(handle)
+        server = ps.KVServer(3)
+        with pytest.raises(errors.BadArguments, match="a function of"):
+            server.set_request_handle(None)  # type: ignore[arg-type]
+        server.set_request_handle(handle)
     elif ps.is_worker():
         kv = ps.KVWorker(3, 0)
         keys = np.array([0, 5, KEY_MAX // 2 + 1, KEY_MAX - 1, KEY_MAX], np.uint64)
@@ -217,6 +223,8 @@ def verbs() -> None:
             kv.wait(timestamp)
         with pytest.raises(errors.RemoteError, match="answered before"):
             kv.wait(kv.push(one, buffer, cmd=5))
+        with pytest.raises(errors.RemoteError, match="a pull of 2 keys is answered with as many lens, not with 1"):
+            kv.wait(kv.pull(other, np.empty(3, np.float32), cmd=6))
         with pytest.raises(ps.AnswerMismatch, match="there is room for 5"):
             kv.wait(kv.pull(keys, np.empty(5)))
         called = []
@@ -452,7 +460,7 @@ def crash() -> None:
 FLOWS = (
     connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers, rejoin, lost_server,
     replaced_server, crash, joint, group, threads, landing, awaited, order, own_benchmark,
-    together, holder, rejoin_launched, elastic,
+    together, holder, rejoin_launched, elastic, miscounted, ipc_benchmark, benchmark_stress,
 )  # fmt: skip
 
 if __name__ == "__main__":

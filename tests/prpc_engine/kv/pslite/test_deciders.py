@@ -15,7 +15,7 @@ from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids, wire
 from prpc_engine.kv.pslite.environment import Settings
 from prpc_engine.kv.pslite.mailroom import KV, Mailroom
 from prpc_engine.kv.pslite.meetings import Meetings
-from prpc_engine.kv.pslite.outbox import ALONE_MAX, TOGETHER_BYTES_MAX, TOGETHER_MAX, Outbox
+from prpc_engine.kv.pslite.outbox import ALONE_MAX, TOGETHER_MAX, Outbox
 from prpc_engine.kv.pslite.pairs import check_keys, check_layout, check_vals
 from prpc_engine.kv.pslite.reliable import Arrivals, Dice
 from prpc_engine.kv.pslite.slicer import by_ranges, check_slices
@@ -110,7 +110,7 @@ def test_a_slicer_that_loses_or_doubles_keys_is_found_out() -> None:
         (lambda: check_layout("push", keys(), floats(1), None), "1 vals for 0 keys"),
         (lambda: check_layout("push", keys(1), floats(1), np.array([1])), "lens are int64[1]; a numpy array int32[1]"),
         (lambda: check_layout("push", keys(1), floats(1), np.array([2], np.int32)), "lens add up to 2, and there are 1"),
-        (lambda: check_layout("push", keys(1, 2), floats(1), np.array([2, -1], np.int32)), "lens add up to 1"),
+        (lambda: check_layout("push", keys(1, 2), floats(1), np.array([2, -1], np.int32)), "lens[1] is -1; 0 and more"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(attempt: object, said: str) -> None:
@@ -147,28 +147,31 @@ def test_bytes_on_their_way_are_bounded_but_one_message_may_always_go() -> None:
     assert [outbox.take(), outbox.take()] == [["small"], ["other"]]
 
 
-def test_small_messages_wait_for_each_other_once_some_are_on_their_way_and_then_leave_together() -> None:
+def test_messages_of_a_kind_wait_for_each_other_once_some_are_on_their_way_and_then_leave_together() -> None:
     outbox: Outbox[int] = Outbox()
-    assert all(outbox.admit(1, is_small=True) for _ in range(ALONE_MAX))
-    assert not outbox.admit(1, is_small=True)
-    assert [outbox.put(number, 1, 0, "kind") for number in range(TOGETHER_MAX)] == [False] * (TOGETHER_MAX - 1) + [True]
-    outbox.put(100, 1, 0, "kind")
-    outbox.put(101, 1, 1, "kind")
+    kind = "kind", 1000
+    assert all(outbox.admit(1, ALONE_MAX) for _ in range(ALONE_MAX))
+    assert not outbox.admit(1, ALONE_MAX)
+    assert [outbox.put(number, 1, 0, kind) for number in range(TOGETHER_MAX)] == [False] * (TOGETHER_MAX - 1) + [True]
+    outbox.put(100, 1, 0, kind)
+    outbox.put(101, 1, 1, kind)
     assert [outbox.take(), outbox.take(), outbox.take()] == [[101], list(range(TOGETHER_MAX)), [100]]
     assert not outbox.finished(TOGETHER_MAX, TOGETHER_MAX)
 
 
 def test_what_leaves_together_is_of_one_kind_and_bounded_in_bytes_and_number() -> None:
     outbox: Outbox[str] = Outbox(messages_max=6)
-    for name, kind in [("a", 1), ("b", 1), ("c", 2), ("d", None), ("e", None), ("f", 2), ("g", 2)]:
+    one, two = ("one", 1000), ("two", 15)
+    for name, kind in [("a", one), ("b", one), ("c", two), ("d", None), ("e", None), ("f", two), ("g", two)]:
         outbox.put(name, 10, 0, kind)
     left = []
     while items := outbox.take():
         left.append(items)
     assert left == [["a", "b"], ["c"], ["d"], ["e"], ["f"]]  # six are on their way
     outbox.finished(60, 6)
-    outbox.put("h", TOGETHER_BYTES_MAX, 0, 2)
-    assert [outbox.take(), outbox.take()] == [["g"], ["h"]]
+    outbox.put("h", 5, 0, two)
+    outbox.put("i", 1, 0, two)
+    assert [outbox.take(), outbox.take()] == [["g", "h"], ["i"]]
 
 
 # Lost messages
@@ -362,6 +365,8 @@ def test_the_default_handle_sums_each_key_whatever_its_length(seed: int) -> None
 def test_a_push_that_does_not_fit_adds_nothing() -> None:
     handle = KVServerDefaultHandle()
     handle.push(KVPairs(keys(1, 2), floats(1, 2, 3, 4)))
+    with pytest.raises(BadArguments, match="values are float32 since the first push, and complex64 were pushed now"):
+        handle.push(KVPairs(keys(3), np.zeros(2, np.complex64)))
     with pytest.raises(BadArguments, match="key 2 has 2 values since its first push, and 1 were pushed now"):
         handle.push(KVPairs(keys(2, 3), floats(9, 9)))
     assert handle.pull(keys(1, 2))[0].tolist() == [1, 2, 3, 4]
@@ -387,10 +392,10 @@ def test_scalars_read_as_zero_before_their_first_push_and_answers_are_copies() -
 def test_the_environment_says_who_this_process_is() -> None:
     settings = Settings.from_environment({**JOB, "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "250", "DMLC_RANK": "2"})
     assert (settings.role, settings.servers, settings.workers, settings.rank) == ("worker", 2, 3, 2)
-    assert (str(settings.root), settings.host, settings.transports) == ("127.0.0.1:8000", "127.0.0.1", ("shm", "tcp"))
+    assert (str(settings.root), settings.host, settings.transports) == ("127.0.0.1:8000", "127.0.0.1", ("shm", "unix", "tcp"))
     assert settings.resend_s == 0.25
     other = Settings.from_environment({**JOB, "DMLC_LOCAL": "1"}, role="server", rank=1)
-    assert (other.role, other.rank, other.transports, other.resend_s) == ("server", 1, ("shm",), 0)
+    assert (other.role, other.rank, other.transports, other.resend_s) == ("server", 1, ("shm", "unix"), 0)
 
 
 @pytest.mark.parametrize(
@@ -401,9 +406,21 @@ def test_the_environment_says_who_this_process_is() -> None:
         ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER='0': a whole number from 1 to"),
         ({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER='two'"),
         ({"DMLC_PS_ROOT_PORT": "65536"}, "DMLC_PS_ROOT_PORT='65536'"),
-        ({"DMLC_PS_ROOT_URI": "no host"}, "no host"),
+        ({"DMLC_PS_ROOT_URI": "no host"}, "DMLC_PS_ROOT_URI='no host': "),
+        ({"DMLC_NODE_HOST": "10.0.0.256"}, "DMLC_NODE_HOST='10.0.0.256': "),
         ({"DMLC_PS_VAN_TYPE": "ibverbs"}, "DMLC_PS_VAN_TYPE='ibverbs': zmq, p3"),
         ({"DMLC_ENABLE_RDMA": "fabric"}, "DMLC_ENABLE_RDMA='fabric'"),
+        ({"DMLC_ENABLE_UCX": "1"}, "DMLC_ENABLE_UCX='1': there is no transport over UCX here; leave it at 0"),
+        ({"DMLC_LOCAL": "1", "DMLC_PS_VAN_TYPE": "tcpp"}, "DMLC_PS_VAN_TYPE='tcpp': zmq, p3"),
+        ({"PS_VERBOSE": "very"}, "PS_VERBOSE='very': a whole number from 0 to"),
+        (
+            {"BYTEPS_ORDERED_HOSTS": "127.0.0.1,b"},
+            "3 different hosts are allowed, one for each worker, and one of them is this node",
+        ),
+        ({"BYTEPS_ORDERED_HOSTS": "a,b,a"}, "BYTEPS_ORDERED_HOSTS='a,b,a': 3 different hosts"),
+        ({"BYTEPS_ORDERED_HOSTS": "a,b,c"}, "this node's, 127.0.0.1 (DMLC_NODE_HOST) or 127.0.0.1:0"),
+        ({"PS_RESEND_TIMEOUT": "soon"}, "PS_RESEND_TIMEOUT='soon': a whole number from 1 to"),
+        ({"BYTEPS_ENABLE_MIXED_MODE": "1"}, "BYTEPS_ENABLE_MIXED_MODE='1': ranks do not follow hosts here"),
         ({"DMLC_GROUP_SIZE": "2"}, "instances of one worker stay together, so give it a DMLC_RANK"),
         ({"DMLC_NUM_PORTS": "2"}, "a node has one port here"),
         ({"DMLC_RANK": "3"}, "rank 3 (argument, or DMLC_RANK) of a job with 3 workers: 0 to 2"),
@@ -415,6 +432,20 @@ def test_a_bad_variable_is_named_with_what_is_allowed(change: dict[str, str], sa
     with pytest.raises(ConfigError) as caught:
         Settings.from_environment({**JOB, **change})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["::1", "[::1]"])
+def test_a_variable_that_is_empty_is_as_one_not_set_and_ipv6_needs_no_brackets(uri: str) -> None:
+    settings = Settings.from_environment({**JOB, "DMLC_PORT": "", "PORT": "81", "DMLC_NUM_PORTS": "", "DMLC_PS_ROOT_URI": uri})
+    assert (settings.port, settings.root.host) == (81, "::1")
+
+
+def test_ordered_hosts_give_each_node_the_rank_of_its_host_unless_it_wants_another() -> None:
+    job = {**JOB, "BYTEPS_ORDERED_HOSTS": "10.0.0.7, 127.0.0.1:82,127.0.0.1:81", "PORT": "81"}
+    assert Settings.from_environment(job).rank == 2
+    assert Settings.from_environment({**job, "DMLC_NODE_HOST": "10.0.0.7"}).rank == 0
+    assert Settings.from_environment({**job, "DMLC_RANK": "1"}).rank == 1
+    assert Settings.from_environment(job, role="scheduler").rank == -1
 
 
 def test_an_early_message_that_its_sender_gives_up_is_kept_no_longer() -> None:

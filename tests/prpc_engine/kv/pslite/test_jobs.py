@@ -58,8 +58,9 @@ def test_a_barrier_names_who_is_missing_and_refuses_who_does_not_belong() -> Non
     assert report.code == 0, str(report)
 
 
-def test_the_kv_app_is_exact_over_tcp_too() -> None:
-    report = run("kv_app", DMLC_PS_VAN_TYPE="tcp")
+@pytest.mark.parametrize("van", ["unix", "tcp"])
+def test_the_kv_app_is_exact_over_sockets_too(van: str) -> None:
+    report = run("kv_app", DMLC_PS_VAN_TYPE=van)
     assert report.code == 0, str(report)
 
 
@@ -109,7 +110,23 @@ def test_what_bytedances_benchmark_moves_arrives_whole(nbytes: str, mode: str) -
     assert report.code == 0, str(report)
 
 
+@pytest.mark.parametrize("nbytes", ["64", "1024000"])
+def test_values_in_shared_memory_are_pushed_and_pulled_where_they_are(nbytes: str) -> None:
+    report = run("ipc_benchmark", nbytes, servers=3, DMLC_LOCAL="1")
+    assert report.code == 0, str(report)
+
+
+def test_joint_nodes_exchange_values_with_all_others_in_every_round() -> None:
+    report = run("benchmark_stress", "30000", "10", servers=3, workers=3, joint=True)
+    assert report.code == 0, str(report)
+
+
 # When something fails
+
+
+def test_a_node_that_counts_others_than_the_scheduler_does_is_refused() -> None:
+    report = run("miscounted", servers=1, workers=1)
+    assert report.code == 0, str(report)
 
 
 def test_the_first_failure_ends_the_job_and_is_its_exit_code() -> None:
@@ -118,6 +135,14 @@ def test_the_first_failure_ends_the_job_and_is_its_exit_code() -> None:
     assert [each.name for each in report.ended if not each.by_us] == ["worker 1"]
     assert sorted(each.name for each in report.ended if each.by_us) == ["scheduler", "server 0", "worker 0"]
     assert "worker 1 ended with 7" in str(report)
+
+
+def test_the_log_tells_who_comes_and_goes_if_asked_to(capfd: pytest.CaptureFixture[str]) -> None:
+    for verbose, said in (("0", 0), ("1", 2)):  # the flow joins twice
+        report = run("connection", servers=1, workers=1, PS_VERBOSE=verbose)
+        assert report.code == 0, str(report)
+        log = capfd.readouterr().err
+        assert log.count("worker 0 (id 9) has joined the job at 127.0.0.1:") == log.count("worker has left the job") == said
 
 
 def test_a_job_that_takes_too_long_is_ended() -> None:
@@ -232,9 +257,10 @@ def test_a_server_that_dies_fails_what_was_asked_of_it_and_is_known_to_be_dead()
         assert scheduler.wait(PATIENCE_S) == 0
 
 
-def test_small_requests_that_leave_together_end_each_by_itself() -> None:
+@pytest.mark.parametrize("length", ["1", "10000"])
+def test_small_requests_that_leave_together_end_each_by_itself(length: str) -> None:
     with Processes(1, 1) as job:
-        scheduler, server, worker = (job.start(role, "together") for role in ("scheduler", "server", "worker"))
+        scheduler, server, worker = (job.start(role, "together", length) for role in ("scheduler", "server", "worker"))
         assert worker.wait(PATIENCE_S) == 0
         assert server.wait(PATIENCE_S) == -signal.SIGKILL
         assert scheduler.wait(PATIENCE_S) == 0

@@ -66,6 +66,9 @@ def test_several_customers_are_one_process_that_is_told_its_role(tmp_path: Path)
     [
         (["-s", "0", "-w", "1", "--", "true"], "0 servers: 1 to"),
         (["-s", "1", "-w", "1"], "no command to run"),
+        (["-s", "1", "-w", "1", "--repeat", "0", "--", "true"], "--repeat=0: a whole number from 1"),
+        (["-s", "1", "-w", "1", "--timeout-s", "inf", "--", "true"], "a job of inf seconds: more than 0 and at most"),
+        (["-s", "1", "-w", "1", "--timeout-s", "-1", "--", "true"], "a job of -1.0 seconds: more than 0 and at most"),
         (["-s", "1", "-w", "1", "--restarts", "-1", "--", "true"], "-1 restarts: 0 to"),
         (["-s", "1", "-w", "1", "--", "/no/such/command"], "'/no/such/command' cannot be run: No such file"),
     ],
