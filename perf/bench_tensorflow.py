@@ -5,8 +5,9 @@ drift of the machine hits both alike. A step is session.run([train, loss]) with 
 
 Expected of a step with one ps and one worker: one run of the worker's graph (20 us, and what it computes), two calls of the ps of
 some 40 us each, in which it runs a stage in the thread that found the request: 0.15 ms above what one process takes. Stock: two
-rounds of some 0.35 ms, through a master, two workers, and a change of threads at each edge. A dense variable of 64 MB: 17 ms of
-arithmetic, and one copy of 64 MB into shared memory in each direction (10 ms each); stock makes three or four.
+rounds of some 0.35 ms, through a master, two workers, and a change of threads at each edge. A dense variable of 64 MB: some 20 ms
+of arithmetic, half of it page faults of its 64 MB results, and one copy of 64 MB into shared memory in each direction (3 ms each,
+and not less with two threads: one takes all that the memory gives); stock makes three or four, each into fresh pages.
 
     python -m perf.bench_tensorflow [--json] [--quick]          TensorFlow 2.15 is needed
 """
@@ -38,6 +39,7 @@ from perf.timing import FULL, TINY, Effort
 NAME = "tensorflow"
 STOCK, OURS, EACH, FUSED = "stock gRPC", "prpc", "prpc, sendrecv", "prpc, sendrecv, tensor_fuse"
 PORTS = range(20000, 32000)  # below what the kernel gives to others
+LAYERS_OF_500_OPS = 27  # 16 ops each with gradient, update and initial value, and 65 around them
 ANSWER_S_MAX = 120.0  # the longest is importing TensorFlow on a busy machine
 
 
@@ -238,6 +240,7 @@ class _Worker:
     def __init__(self, tf: Any, target: str, cluster: dict[str, list[str]], model: str, index: int, way: Way) -> None:
         self._tf, self._target, self._cluster, self._model, self._index, self._way = tf, target, cluster, model, index, way
         self._session: Any = None
+        self._ops = 0  # of the graph
         if not model.startswith("first"):
             self._open()
 
@@ -251,6 +254,7 @@ class _Worker:
             self._op = v1.train.GradientDescentOptimizer(0.01).minimize(self._loss, v1.train.get_or_create_global_step())
             initialize = v1.global_variables_initializer()
             missing = v1.report_uninitialized_variables(v1.global_variables())
+        self._ops = len(graph.get_operations())
         os.environ["PRPC_TF_PLANE"] = self._way.plane
         self._session = v1.Session(self._target, graph=graph, config=v1.ConfigProto(tensor_fuse=self._way.fuse))
         if self._index == 0:
@@ -269,7 +273,7 @@ class _Worker:
             _, loss = self._session.run([self._op, self._loss], self._feeds[number % len(self._feeds)])
             took_ns.append(time.perf_counter_ns() - before)
         rate = count * 1e9 / (time.perf_counter_ns() - started)
-        figures = {"loss": float(loss)}
+        figures = {"loss": float(loss), "ops_of_graph": self._ops}
         if self._way.plane == "sendrecv":
             figures["messages"] = (self._messages() - sent) / count
         return {"p50_ns": float(np.median(took_ns)), "ops_per_s": rate, "figures": figures}
@@ -315,7 +319,7 @@ def _dense(tf: Any) -> Any:
 def _deep(tf: Any) -> Any:
     v1 = tf.compat.v1
     hidden = x = v1.placeholder(tf.float32, [None, 8])
-    for number in range(12):
+    for number in range(LAYERS_OF_500_OPS):
         hidden = tf.nn.relu(tf.matmul(hidden, v1.get_variable(f"w{number}", [8, 8], initializer=v1.ones_initializer())))
     return tf.reduce_mean(tf.square(hidden)), [{x: np.ones((4, 8), np.float32)}]
 
@@ -341,6 +345,12 @@ def test_both_protocols_train_a_model_to_the_same_loss() -> None:
 def test_fused_values_take_fewer_messages() -> None:
     messages = {result.candidate: result.figures.get("messages", 0) for result in run(CASES[7], TINY)}
     assert 0 < messages[FUSED] * 3 <= messages[EACH]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc[tensorflow]")
+def test_the_graph_of_500_ops_has_500() -> None:
+    for result in run(CASES[6], TINY):
+        assert abs(result.figures["ops_of_graph"] - 500) <= 50
 
 
 def test_every_target_has_something_to_judge() -> None:

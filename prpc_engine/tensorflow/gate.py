@@ -6,14 +6,15 @@ Beside the op that waits, the part waits at a queue of its own. Whichever comes 
     somebody gives it up      "prpc_gate_give" puts 1 into it: "prpc_gate_check" fails, the step is cancelled, and with it the op
                               that waits, which then has taken nothing
 
-A queue is of one run at a time: so many runs wait at once, so many copies of the part there are.
+A queue is of one run at a time: so many runs wait at once, so many copies of the part there are. A run that failed may leave
+something in its queue: "prpc_gate_clear" takes it out before the next one.
 """
 
 from __future__ import annotations
 
 from prpc_engine.tensorflow.rewrite import Part
 
-GIVE = "prpc_gate_give"
+GIVE, CLEAR = "prpc_gate_give", "prpc_gate_clear"
 _BOOL, _INT32 = 10, 3
 
 
@@ -38,6 +39,9 @@ def with_gate(part: Part, name: str) -> Part:
     next(one for one in nodes if one.name == "prpc_gate_done").input.extend(f"^{one}" for one in part.waiting)
     take = nodes.add(name="prpc_gate_take", op="QueueDequeueV2", input=["prpc_gate"])
     take.attr["component_types"].list.type.append(_INT32)
+    size = nodes.add(name="prpc_gate_size", op="QueueSizeV2", input=["prpc_gate"])
+    clear = nodes.add(name=CLEAR, op="QueueDequeueManyV2", input=["prpc_gate", size.name])
+    clear.attr["component_types"].list.type.append(_INT32)
     equal = nodes.add(name="prpc_gate_equal", op="Equal", input=["prpc_gate_take", "prpc_gate_0"])
     equal.attr["T"].type = _INT32
     check = nodes.add(name="prpc_gate_check", op="Assert", input=["prpc_gate_equal", "prpc_gate_take"])

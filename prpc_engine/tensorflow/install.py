@@ -6,6 +6,8 @@ there.
       target, __del__
     BaseSession.__init__                 a target that is a server of ours: TensorFlow's session on an empty target, as a shell
     BaseSession._do_run                  of such a session: runs on the server's plane; every way to run a step leads here
+    BaseSession.run                      of such a session, with run_metadata: it gets what all tasks of the step say (tracing.py)
+    BaseSession.partial_run_setup        of such a session: UnimplementedError
     Session.reset                        of a target of ours: its containers, in all tasks
     BaseSession.make_callable, close,    the same
       list_devices
@@ -55,6 +57,8 @@ def apply(protocol: str) -> None:
         (_Server, "target", property(_server_target)),
         (_Session, "__init__", _session_init),
         (_Session, "_do_run", _session_do_run),
+        (_Session, "run", _session_run),
+        (_Session, "partial_run_setup", _session_partial_run_setup),
         (_Session, "make_callable", _session_make_callable),
         (_Session, "close", _session_close),
         (_Session, "list_devices", _session_list_devices),
@@ -169,9 +173,23 @@ def _session_init(self: Any, target: Any = "", graph: Any = None, config: Any = 
 def _session_do_run(self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
     if "_prpc" not in self.__dict__:
         return _before[_Session, "_do_run"](self, handle, targets, fetches, feeds, options, metadata)
-    if handle is not None:
-        raise tf_errors.UnimplementedError(None, None, 'partial_run() is not there with protocol="prpc": use run()')
     return self._do_call(self._prpc.run, targets, fetches, feeds, options, metadata)
+
+
+def _session_run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+    before = _before[_Session, "run"]
+    if run_metadata is None or "_prpc" not in self.__dict__:
+        return before(self, fetches, feed_dict, options, run_metadata)
+    with self._prpc.traced(options) as trace:
+        value = before(self, fetches, feed_dict, options, run_metadata)
+    trace.complete(run_metadata)
+    return value
+
+
+def _session_partial_run_setup(self: Any, fetches: Any, feeds: Any = None) -> Any:
+    if "_prpc" not in self.__dict__:
+        return _before[_Session, "partial_run_setup"](self, fetches, feeds)
+    raise tf_errors.UnimplementedError(None, None, 'partial_run() is not there with protocol="prpc": use run()')
 
 
 def _session_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:

@@ -9,11 +9,12 @@ A type is TensorFlow's number for it; that of a reference is 100 more, as there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 REF = 100  # added to a type: the output is the variable itself
-STRING, RESOURCE, VARIANT = 7, 20, 21
+STRING, BOOL, RESOURCE, VARIANT = 7, 10, 20, 21
 Edge = tuple[str, int]
 
 
@@ -80,6 +81,11 @@ class Node:
         """It makes no value, but names what lives at its task: a variable, queue, table, iterator."""
         return not self.inputs and any(kind == RESOURCE or kind >= REF for kind in self.out_types)
 
+    @property
+    def is_of_step(self) -> bool:
+        """It is, or uses, what lives for one step of one session."""
+        return self.op.startswith(("Stack", "TensorArray"))
+
     def colocated(self) -> list[str]:
         """The nodes that `_class` wants it together with."""
         attr = self.definition.attr
@@ -92,7 +98,7 @@ class Graph:
     """The nodes of a GraphDef by name, in its order, and its functions."""
 
     def __init__(self, definition: Any, signature_of: Callable[[str], Signature | None]) -> None:
-        self.definition = definition
+        self.definition, self.signature_of = definition, signature_of
         functions = {function.signature.name: Signature.of(function.signature) for function in definition.library.function}
         known: dict[str, Signature] = {}
         self.nodes: dict[str, Node] = {}
@@ -104,6 +110,31 @@ class Graph:
                     raise KeyError(f"node {node.name!r} is of the unknown op {node.op!r}")
                 known[node.op] = signature
             self.nodes[node.name] = Node(node, signature)
+
+    def needed(self, fetches: Sequence[Edge], targets: Iterable[str], feeds: Sequence[Edge]) -> set[str]:
+        """Nodes that the fetches and targets need."""
+        waiting = [name for name, _ in fetches] + list(targets)
+        fed, given = frozenset(feeds), self.given(feeds)
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                node = self.nodes[name]
+                waiting.extend(edge[0] for edge in node.inputs if edge not in fed)
+                waiting.extend(one for one in node.controls if one not in given)
+        return found
+
+    def is_dataset(self, name: str) -> bool:
+        """Of variants, lists, optional values and the like can be copied to another task: a dataset cannot, as it is code."""
+        node = self.nodes[name]
+        while node.op == "Identity":
+            node = self.nodes[node.inputs[0][0]]
+        return "Dataset" in node.op
+
+    def given(self, feeds: Iterable[Edge]) -> frozenset[str]:
+        """The placeholders that are fed: nobody waits for them."""
+        return frozenset(name for name, _ in feeds if self.nodes[name].op in PLACEHOLDERS)
 
 
 def text_of(edge: Edge) -> str:

@@ -3,7 +3,8 @@
     a node of another task   is
     Const                    copied wherever it is needed; not when it has control inputs: those carry order, or a dead branch
     handle                   (variable, queue, table, iterator) there once; a stage that uses it has it by name
-    alias of a handle        (Switch, Enter, Identity on one) not run: who uses it gets the handle, and waits for the branch
+    alias of a handle        (Switch, Enter, Identity on one) not run: who uses it gets the handle, waits for the branch, and for
+                             what the alias comes after
     read of a reference      copied into each stage that uses it: it is the variable itself, read when it is used
     control flow of values,  run at the own task, where the executor knows frames, dead branches and what lives for a step
       stacks, TensorArrays
@@ -21,23 +22,23 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Edge, Graph, Node, text_of
 from prpc_engine.tensorflow.place import Placer
 
-SWITCHES = frozenset({"Switch", "RefSwitch"})
+SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})  # the last one is of a Case
 ENTERS = frozenset({"Enter", "RefEnter"})
-PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 EXITS = frozenset({"Exit", "RefExit"})
 NEXTS = frozenset({"NextIteration", "RefNextIteration"})
 MERGES = frozenset({"Merge", "RefMerge"})
+BORDERS = ENTERS | EXITS | NEXTS  # of a frame, or of one turn in it
 ALIASES = SWITCHES | ENTERS | EXITS | NEXTS | {"Identity", "RefIdentity"}
 OWN_OPS = SWITCHES | ENTERS | EXITS | NEXTS | MERGES | {"LoopCond", "ControlTrigger"}
-OWN_PREFIXES = ("Stack", "TensorArray")  # of ops whose resources live for one step in one session
 # What may wait for another step, for as long as it takes: alone in its stage, so that giving it up undoes nothing else.
 BLOCKING = frozenset(
     {
@@ -61,8 +62,15 @@ BLOCKING = frozenset(
         "SparseAccumulatorTakeGradient",
     }
 )
-Branch = tuple[Edge, int]  # predicate, and the output of its Switch: 1 where it is true
 Frame = tuple[str, ...]
+
+
+class Branch(NamedTuple):
+    """What comes of one output of a Switch."""
+
+    predicate: Edge
+    side: int  # of two: 1 where it is true
+    sides: int
 
 
 NO_BRANCHES: frozenset[Branch] = frozenset()
@@ -113,6 +121,7 @@ class Plan:
     graph: Graph
     own: Task
     kinds: Mapping[str, Kind]  # of the nodes that the step needs
+    controls: Mapping[str, Sequence[str]]  # what each of them waits for without a value
     branches: Mapping[str, frozenset[Branch]]
     frames: Mapping[str, Frame]
     fetches: Sequence[Edge]
@@ -135,6 +144,11 @@ def is_constant(node: Node) -> bool:
     return node.op == "Const" and not node.controls
 
 
+def of_frame(branches: Iterable[Branch], frame: Frame, frames: Mapping[str, Frame]) -> list[Branch]:
+    """Those that are decided in that frame: what is around it tells the whole frame. One that is fed is decided outside."""
+    return sorted(one for one in branches if frames.get(one.predicate[0], ()) == frame)
+
+
 class _Cutter:
     def __init__(
         self, graph: Graph, placer: Placer, own: Task, fetches: Sequence[Edge], targets: Sequence[str], feeds: Sequence[Edge]
@@ -142,11 +156,13 @@ class _Cutter:
         self.graph, self.nodes, self.own = graph, graph.nodes, own
         self.fetches, self.targets, self.feeds = fetches, targets, feeds
         self.fed = frozenset(feeds)
-        self.given = frozenset(name for name, _ in feeds if graph.nodes[name].op in PLACEHOLDERS)
-        self.order = self._sorted(self._needed())
+        self.given = graph.given(feeds)
+        self.passed: dict[str, list[str]] = {}  # by alias: what it would wait for
+        self.order = self._sorted(graph.needed(fetches, targets, feeds))
         self.tasks = placer.place(graph, self.order)
         self.roots: dict[Edge, str] = {}
         self.kinds: dict[str, Kind] = {name: self._kind(self.nodes[name]) for name in self.order}
+        self.controls = {name: self._controls(self.nodes[name]) for name in self.order}
         self.branches: dict[str, frozenset[Branch]] = {}
         self.frames: dict[str, Frame] = {}
         self._follow_branches()
@@ -167,28 +183,17 @@ class _Cutter:
             self._use(edge)
         dead = any(self._branches_of(edge) for edge in self.fetches)
         return Plan(
-            self.graph, self.own, self.kinds, self.branches, self.frames, self.fetches, self.targets, self.feeds,
+            self.graph, self.own, self.kinds, self.controls, self.branches, self.frames, self.fetches, self.targets, self.feeds,
             self.local, self.stages, self.stage_of, self.roots, dead,
         )  # fmt: skip
 
     # -- what there is -----------------------------------------------------------------------------------------------------
 
-    def _needed(self) -> set[str]:
-        """Nodes that the fetches and targets need."""
-        waiting = [edge[0] for edge in self.fetches] + list(self.targets)
-        needed: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name not in needed:
-                needed.add(name)
-                node = self.nodes[name]
-                waiting.extend(edge[0] for edge in node.inputs if edge not in self.fed)
-                waiting.extend(self._controls(node))
-        return needed
-
     def _controls(self, node: Node) -> list[str]:
-        """What it waits for, without the placeholders that are fed."""
-        return [name for name in node.controls if name not in self.given]
+        """What it waits for, without the placeholders that are fed; what the aliases that it uses wait for, which do not run."""
+        own = [name for name in node.controls if name not in self.given]
+        passed = (name for source in (*(name for name, _ in node.inputs), *own) for name in self.passed.get(source, ()))
+        return list(dict.fromkeys((*own, *passed)))
 
     def _forward(self, node: Node) -> list[Edge]:
         """Its inputs that nodes make, but for the back edges of loops."""
@@ -239,16 +244,18 @@ class _Cutter:
             handles = [i for i, kind in enumerate(node.out_types) if kind >= REF or (kind == RESOURCE and node.op in ALIASES)]
             self.roots.update({(name, index): root for index in handles})
             if handles and node.op in ALIASES:
+                if node.op not in BORDERS:
+                    self.passed[name] = self._controls(node)
                 return Kind.ALIAS
         if node.op in MERGES and (RESOURCE in node.out_types or node.op == "RefMerge"):
             raise Unsupported(f"{node.op} {name!r} chooses between handles of {device(task)}, which {device(self.own)} cannot do")
-        return Kind.OWN if node.op in OWN_OPS or node.op.startswith(OWN_PREFIXES) else Kind.OTHER
+        return Kind.OWN if node.op in OWN_OPS or node.is_of_step else Kind.OTHER
 
     def _branches_of(self, edge: Edge) -> frozenset[Branch]:
         if edge in self.fed:
             return NO_BRANCHES
         node, above = self.nodes[edge[0]], self.branches[edge[0]]
-        return above | {(node.inputs[1], edge[1])} if node.op in SWITCHES else above
+        return above | {Branch(node.inputs[1], edge[1], len(node.out_types))} if node.op in SWITCHES else above
 
     def _follow_branches(self) -> None:
         entries: dict[str, frozenset[Branch]] = {}  # into each frame
@@ -258,7 +265,9 @@ class _Cutter:
             sets = [self._branches_of(edge) for edge in forward]
             found = frozenset.intersection(*sets) if node.op in MERGES and sets else NO_BRANCHES.union(*sets)
             frame = max(
-                (self.frames[source] for source in [*(edge[0] for edge in forward), *self._controls(node)]), key=len, default=()
+                (self.frames[source] for source in [*(edge[0] for edge in forward), *self.controls[node.name]]),
+                key=len,
+                default=(),
             )
             if node.op in ENTERS:
                 inner = node.definition.attr["frame_name"].s.decode()
@@ -266,7 +275,7 @@ class _Cutter:
                 entries[inner] = entries.get(inner, NO_BRANCHES) | found
             elif node.op in EXITS and frame:
                 found, frame = entries[frame[-1]], frame[:-1]
-            self.branches[name] = found.union(*(self.branches[source] for source in self._controls(node)))
+            self.branches[name] = found.union(*(self.branches[source] for source in self.controls[name]))
             self.frames[name] = frame
 
     def _demand_values(self) -> None:
@@ -279,7 +288,7 @@ class _Cutter:
             elif kind is Kind.OTHER:
                 wanted.extend(edge for edge in node.inputs if self._crosses(edge, name))
             if kind in (Kind.OTHER, Kind.READ):
-                wanted.extend(edge for edge, _ in self.branches[name])
+                wanted.extend(one.predicate for one in self.branches[name])
         while wanted:
             edge = wanted.pop()
             if edge in self.fed:
@@ -303,14 +312,15 @@ class _Cutter:
     def _waits_for(self, name: str) -> set[str]:
         """What must have run before this can: nodes of the own task and of stages."""
         node, kinds, remote = self.nodes[name], self.kinds, self.kinds[name] in REMOTE
-        found = {source for source in self._controls(node) if kinds[source] in RUN}
+        found = {source for source in self.controls[name] if kinds[source] in RUN}
         for edge in self._forward(node):
             kind = kinds[edge[0]]
             is_here = remote and self.tasks[edge[0]] == self.tasks[name]
             if kind in RUN and not (is_here and kind in (Kind.VALUED_READ, Kind.VALUED_HANDLE)):
                 found.add(edge[0])
         if remote:
-            found.update(edge[0] for edge, _ in self.branches[name] if edge not in self.fed and kinds[edge[0]] in RUN)
+            predicates = [one.predicate for one in self.branches[name] if one.predicate not in self.fed]
+            found.update(source for source, _ in predicates if kinds[source] in RUN)
         if node.op in EXITS and kinds[name] is Kind.OWN:
             found |= self._within(self.frames[node.inputs[0][0]])
         return found
@@ -393,8 +403,10 @@ class _Cutter:
         stage = self.stage_of.get(edge[0]) if edge not in self.fed else None
         if stage is not None and edge not in stage.fetches:
             kind = self.nodes[edge[0]].out_types[edge[1]]
-            if kind == RESOURCE or kind == VARIANT:
+            if kind == RESOURCE:
                 raise Unsupported(f"{text_of(edge)!r} lives at {device(stage.task)} for one step: it cannot be a value elsewhere")
+            if kind == VARIANT and self.graph.is_dataset(edge[0]):
+                raise Unsupported(f"{text_of(edge)!r} is a dataset of {device(stage.task)}: make it at the task that uses it")
             stage.fetches.append(edge)
 
     def _connect(self, stage: Stage) -> None:
@@ -415,16 +427,17 @@ class _Cutter:
                 else:
                     feeds[edge] = None
                     self._use(edge)
-            after.update({source: None for source in self._controls(node) if source not in members and self.kinds[source] in RUN})
+            after.update({source: None for source in self.controls[name] if source not in members and self.kinds[source] in RUN})
         told = NO_BRANCHES.union(*map(self._branches_of, feeds), *(self.branches[source] for source in after))
         inside = not stage.frame or any(
             self.frames[source] == stage.frame for source in [*(edge[0] for edge in feeds if edge not in self.fed), *after]
         )
         stage.feeds, stage.after = list(feeds), list(after)
-        stage.gates = sorted(stage.branches - told if inside else stage.branches)
-        if not inside and not any(self.frames[edge[0]] == stage.frame for edge, _ in stage.gates):
+        untold = stage.branches - told if inside else stage.branches
+        stage.gates = of_frame(untold, stage.frame, self.frames)
+        if not inside and not stage.gates:
             raise Unsupported(
                 f"{stage.members[0]!r} is in a loop of {device(self.own)}, and nothing tells {device(stage.task)} of its turns"
             )
-        for edge, _ in stage.gates:
-            self._use(edge)
+        for gate in stage.gates:
+            self._use(gate.predicate)

@@ -1,12 +1,13 @@
 """Which task each node of a graph runs at. No I/O here.
 
 what the node has                                                   where it goes
-a reference, resource or variant input                              with what that comes from: a handle never leaves its task
+a reference or resource input, a dataset                            with what that comes from: a handle never leaves its task
 `_class` loc:@other                                                 with the other
+a stack or a TensorArray, which live for one step                   the session's own task, whatever else they say
 a device that names job and task                                    there
 a device that names a job only                                      the session's own task if it is of that job, else task 0
 none of these                                                       the session's own task
-two of these that disagree: a handle's own device                   wins over its users'
+two of these that disagree: a handle's own device                   wins over its users', that of a stack over all but a handle's
                             otherwise, with allow_soft_placement    the first in the graph's order
                             otherwise                               InvalidArgument
 """
@@ -74,9 +75,9 @@ class Placer:
 
         for node in nodes:
             for (source, _), kind in zip(node.inputs, node.in_types, strict=True):
-                if _is_handle_type(kind) and source in parent:
+                if source in parent and (kind == RESOURCE or kind >= REF or (kind == VARIANT and graph.is_dataset(source))):
                     parent[root(node.name)] = root(source)
-            for other in node.colocated():
+            for other in () if node.is_of_step else node.colocated():
                 if other in parent:
                     parent[root(node.name)] = root(other)
         chosen: dict[str, tuple[Node, Task]] = {}
@@ -92,8 +93,8 @@ class Placer:
 
     def _wins(self, node: Node, task: Task, other: Node, other_task: Task) -> bool:
         """Whether the node, and not the other one before it, says where their group goes."""
-        if node.is_handle != other.is_handle:
-            return node.is_handle
+        if _rank(node) != _rank(other):
+            return _rank(node) > _rank(other)
         if self._soft and not node.is_handle:
             return False
         raise Misplaced(
@@ -102,6 +103,8 @@ class Placer:
         )
 
     def _wanted(self, node: Node) -> Task | None:
+        if node.is_of_step:
+            return self._own
         device = self._parsed.get(node.device)
         if device is None:
             device = self._parsed[node.device] = Device.parse(node.device)
@@ -130,5 +133,5 @@ class Placer:
         )
 
 
-def _is_handle_type(kind: int) -> bool:
-    return kind == RESOURCE or kind == VARIANT or kind >= REF
+def _rank(node: Node) -> int:
+    return 2 if node.is_handle else int(node.is_of_step)

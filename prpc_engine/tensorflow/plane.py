@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.tensorflow.sendrecv import SendRecvPlane
 from prpc_engine.tensorflow.server import TaskServer
 from prpc_engine.tensorflow.star import StarPlane
+from prpc_engine.tensorflow.tracing import Trace
 
 VARIABLE = "PRPC_TF_PLANE"
 
@@ -30,6 +32,9 @@ class Plane(Protocol):
         self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], options: Any, metadata: Any
     ) -> list[Any]:
         """The values of the fetches. Raises errors of TensorFlow."""
+
+    def traced(self, options: Any) -> AbstractContextManager[Trace]:
+        """The step that runs in this thread meanwhile is traced by these RunOptions."""
 
     def forget(self) -> None:
         """What is kept from step to step is made anew: the tasks have lost it."""

@@ -3,8 +3,9 @@
     verb       arguments                            answer                      what it does
     program    stages with what each gets and       [0, handle]; [code, text]   remembers them
                gives: see unpack_block()
-    step       handle, step, timeout in seconds,    [0]; [code, text]           asks for all that its stages are fed, at once;
-               steps that are over                                              runs each when it is all there, in their order
+    step       handle, step, timeout in seconds,    [0, RunMetadata...];        asks for all that its stages are fed, at once;
+               steps that are over, RunOptions to   [code, text]                runs each when it is all there, in their order
+               trace it by or b""
     give_up    steps                                [0]                         those that go on end with Cancelled
 
     a step        begins                            ends
@@ -114,14 +115,14 @@ class Programs:
                 if known is not None:
                     del self._programs[known]
 
-    def step(self, handle: int, step: int, timeout_s: float, over: Sequence[int]) -> list[Any] | Deferred:
+    def step(self, handle: int, step: int, timeout_s: float, over: Sequence[int], options: bytes) -> list[Any] | Deferred:
         """See the table at the top."""
         self._forget(over)
         blocks = self._programs.get(handle)
         if blocks is None:
             return [tf_errors.ABORTED, f"no program of handle {handle} is registered here: the task was started again"]
         self._steps += 1
-        run = self._running[step] = _Run(blocks, step, self._engine(), self._threads, calling_peer())
+        run = self._running[step] = _Run(blocks, step, self._engine(), self._threads, calling_peer(), options)
         run.answer.add_done_callback(lambda _: self._over(run))
         run.start(timeout_s)
         return run.answer
@@ -160,9 +161,13 @@ class Programs:
 class _Run:
     """One step. One thread at a time goes on with it; any may end it."""
 
-    def __init__(self, blocks: list[_Block], step: int, engine: Server, threads: ThreadPoolExecutor, peer: Peer | None) -> None:
+    def __init__(
+        self, blocks: list[_Block], step: int, engine: Server, threads: ThreadPoolExecutor, peer: Peer | None, options: bytes
+    ) -> None:
         self.answer = Deferred()
         self.step, self.peer = step, peer
+        self._options = options  # b"": it is not traced
+        self._told: list[bytes] = []  # RunMetadata of its stages
         self._engine, self._threads = engine, threads
         self._blocks = blocks
         self._receipts: list[list[Receipt]] = []  # of each block
@@ -187,7 +192,7 @@ class _Run:
         try:
             while not self.answer.done():
                 if self._next_block == len(self._blocks):
-                    self.answer.reply([0])
+                    self.answer.reply([0, *self._told])
                     return
                 block, receipts = self._blocks[self._next_block], self._receipts[self._next_block]
                 while self._next_receipt < len(receipts):
@@ -197,7 +202,7 @@ class _Run:
                         return
                     self._take(block.receives[self._next_receipt], receipt.result())
                     self._next_receipt += 1
-                if not block.stage.is_quick and not in_pool:
+                if not in_pool and (self._options or not block.stage.is_quick):
                     self._threads.submit(self._go_on, None, True)
                     return
                 self._run(block)
@@ -212,7 +217,12 @@ class _Run:
 
     def _run(self, block: _Block) -> None:
         values = self._values
-        fetched = block.stage.fetched([values[key] for key in block.feeds])
+        feeds = [values[key] for key in block.feeds]
+        if self._options:
+            fetched, metadata = block.stage.traced(feeds, self._options)
+            self._told.append(metadata)
+        else:
+            fetched = block.stage.fetched(feeds)
         values.update(zip(block.fetches, fetched, strict=True))
         send, step = self._engine.send, self.step
         for to, key, is_token in block.sends:

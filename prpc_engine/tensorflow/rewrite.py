@@ -7,6 +7,8 @@
     a seeded random op of constants      `fixed` too: its state is the kernel's, and goes on from step to step
     a stage, at the own task             PyFunc "prpc_call_<k>"; where a round has several, "prpc_send_<k>" before it, so that all
                                          are under way before the first is waited for
+    a list or an optional value that     a string: SerializeTensor in the part that makes it, ParseTensor in the one that uses it
+      goes to another part
     a branch that no input tells of      Switch "prpc_branch_<k>" and its side "prpc_side_<k>", to wait for
 
 Devices and colocation are gone: each part runs at one task. Functions come along where they are called (functions.py).
@@ -19,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine.tensorflow.functions import Functions
-from prpc_engine.tensorflow.nodes import REF, Edge, Node, text_of
-from prpc_engine.tensorflow.partition import BLOCKING, READS, REMOTE, Branch, Kind, Plan, Stage
+from prpc_engine.tensorflow.nodes import BOOL, REF, STRING, VARIANT, Edge, Node, text_of
+from prpc_engine.tensorflow.partition import BLOCKING, READS, REMOTE, Branch, Kind, Plan, Stage, of_frame
 
 # Kernels that keep a generator of their own.
 PRIVATE = frozenset(
@@ -37,8 +39,8 @@ PRIVATE = frozenset(
     }
 )
 ITERATORS = frozenset({"IteratorV2", "Iterator", "OneShotIterator"})
-# Types that numpy lacks go over as integers of their size: qint8, quint8, qint32, qint16, quint16.
-_CARRIED = {11: 6, 12: 4, 13: 3, 15: 5, 16: 17}
+# Types that numpy lacks go over as integers of their size: qint8, quint8, qint32, qint16, quint16. And variants as strings.
+_CARRIED = {11: 6, 12: 4, 13: 3, 15: 5, 16: 17, VARIANT: STRING}
 _VALUE_OPS = {"RefSwitch": "Switch", "RefEnter": "Enter", "RefExit": "Exit", "RefNextIteration": "NextIteration"}
 
 
@@ -114,7 +116,7 @@ class Rewriter:
             if kinds[name] is Kind.VALUED_HANDLE or self._is_private(node):
                 self._fix(part, node)
             else:
-                controls = [one for one in node.controls if one in members and kinds[one] is not Kind.VALUED_HANDLE]
+                controls = [one for one in self._plan.controls[name] if one in members and kinds[one] is not Kind.VALUED_HANDLE]
                 used.update(controls)
                 self._copy(part, node, map(source, node.inputs), (one for one in controls if one not in part.fixed))
                 if node.op in BLOCKING:
@@ -159,12 +161,15 @@ class Rewriter:
         def side(branch: Branch) -> str:
             if branch not in sides:
                 number = len(sides)
-                predicate = source(branch[0])
+                predicate, kind = source(branch.predicate), self._type(branch.predicate)
                 switch = part.graph.node.add(name=f"prpc_branch_{number}", op="Switch", input=[predicate, predicate])
-                switch.attr["T"].type = 10  # DT_BOOL
-                output = f"prpc_branch_{number}" + (":1" if branch[1] else "")
+                switch.attr["T"].type = kind
+                if kind != BOOL:
+                    switch.op = "_SwitchN"
+                    switch.attr["num_outs"].i = branch.sides
+                output = text_of((switch.name, branch.side))
                 identity = part.graph.node.add(name=f"prpc_side_{number}", op="Identity", input=[output])
-                identity.attr["T"].type = 10
+                identity.attr["T"].type = kind
                 sides[branch] = f"prpc_side_{number}"
             return sides[branch]
 
@@ -178,7 +183,7 @@ class Rewriter:
                     if not self._nodes[name].is_handle and not self._is_private(self._nodes[name]):
                         found[name] = None
                 elif kind is not None:
-                    found.update({side(branch): None for branch in sorted(plan.branches[name])})
+                    found.update({side(branch): None for branch in of_frame(plan.branches[name], plan.frames[name], plan.frames)})
             return list(found)
 
         for name in plan.local:
@@ -186,7 +191,7 @@ class Rewriter:
             if node.is_handle or self._is_private(node):
                 self._fix(part, node)
             else:
-                copy = self._copy(part, node, [source(edge) for edge in node.inputs], controls(node.controls))
+                copy = self._copy(part, node, [source(edge) for edge in node.inputs], controls(plan.controls[name]))
                 if node.op in BLOCKING and not plan.branches[name] and not plan.frames[name]:
                     part.waiting.append(name)  # elsewhere it may be dead, and nobody could say that it has run
                 if node.inputs and node.inputs[0] in plan.roots:  # of the value, which comes from another task
@@ -241,8 +246,16 @@ class Rewriter:
         """The same bits as another type, where that is one."""
         if kind == wanted:
             return source
-        node = part.graph.node.add(name=f"prpc_bits_{len(part.graph.node)}", op="Bitcast", input=[source])
-        node.attr["T"].type, node.attr["type"].type = kind, wanted
+        node = part.graph.node.add(name=f"prpc_bits_{len(part.graph.node)}", input=[source])
+        if kind == VARIANT:
+            node.op = "SerializeTensor"
+            node.attr["T"].type = kind
+        elif wanted == VARIANT:
+            node.op = "ParseTensor"
+            node.attr["out_type"].type = wanted
+        else:
+            node.op = "Bitcast"
+            node.attr["T"].type, node.attr["type"].type = kind, wanted
         return str(node.name)
 
     def _copy(self, part: Part, node: Node, inputs: Iterable[str], controls: Iterable[str]) -> Any:

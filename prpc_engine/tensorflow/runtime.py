@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorflow.core.framework import graph_pb2
@@ -27,7 +27,7 @@ from tensorflow.python.framework import constant_op, dtypes, importer, ops
 from tensorflow.python.ops import gen_resource_variable_ops as resources
 from tensorflow.python.ops import gen_state_ops as states
 
-from prpc_engine.tensorflow.gate import GIVE, with_gate
+from prpc_engine.tensorflow.gate import CLEAR, GIVE, with_gate
 from prpc_engine.tensorflow.rewrite import Fixed, Part
 
 IN_CALLERS_THREAD = -1  # RunOptions.inter_op_thread_pool
@@ -63,6 +63,24 @@ class Loaded:
         finally:
             tf_session.TF_DeleteBuffer(buffer)
 
+    def run_traced(self, feeds: Sequence[Any], options: bytes) -> tuple[Any, bytes]:
+        """As run_checked(); and RunMetadata."""
+        buffer = tf_session.TF_NewBuffer()
+        try:
+            return self.run_checked(feeds, options, buffer), tf_session.TF_GetBuffer(buffer)
+        finally:
+            tf_session.TF_DeleteBuffer(buffer)
+
+
+class _Copy:
+    """Of a part that may wait, with the ops of its gate."""
+
+    __slots__ = ("clear", "give", "has_failed", "part")
+
+    def __init__(self, part: Loaded, give: Loaded, clear: Loaded) -> None:
+        self.part, self.give, self.clear = part, give, clear
+        self.has_failed = False  # its gate may hold what that run left
+
 
 class Waiting:
     """A part that may wait for another step (gate.py). Each run has a copy of it that no other run has at that time."""
@@ -71,35 +89,44 @@ class Waiting:
         self._runtime, self._part, self._scope = runtime, part, scope
         self._guard = threading.Lock()
         self._idle = [self._copy()]  # now: what is wrong with the graph is to be found when it is loaded
-        self._running: dict[object, tuple[Loaded, Loaded]] = {}
+        self._running: dict[object, _Copy] = {}
 
-    def _copy(self) -> tuple[Loaded, Loaded]:
+    def _copy(self) -> _Copy:
         gated = with_gate(self._part, f"prpc_gate_{secrets.token_hex(8)}")
-        return self._runtime.load_with(gated, self._scope, GIVE)
+        return _Copy(*self._runtime.load_with(gated, self._scope, [GIVE, CLEAR]))
 
     def run(self, feeds: Sequence[Any], owner: object) -> Any:
         """As Loaded.run(); `owner` is who may give it up."""
+        return self._run(owner, lambda part: part.run(feeds))
+
+    def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any) -> Any:
+        """As Loaded.run_checked(); it ends with give_up_all(), or after the time that the options allow."""
+        return self._run(object(), lambda part: part.run_checked(feeds, options, metadata))
+
+    def _run(self, owner: object, run: Callable[[Loaded], Any]) -> Any:
         with self._guard:
             copy = self._idle.pop() if self._idle else None
         copy = copy or self._copy()
+        if copy.has_failed:
+            copy.clear.run(())
+            copy.has_failed = False
         self._running[owner] = copy
+        copy.has_failed = True  # until it has not
         try:
-            return copy[0].run(feeds)
+            values = run(copy.part)
+            copy.has_failed = False
+            return values
         finally:
             with self._guard:
                 if self._running.pop(owner, None) is not None:
                     self._idle.append(copy)
-
-    def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any) -> Any:
-        """As Loaded.run_checked(); nobody gives it up but the end of the process, or the time that the options allow."""
-        return self._copy()[0].run_checked(feeds, options, metadata)
 
     def give_up(self, owner: object) -> None:
         """End that run with an error, if it still waits. Its copy is not used again: it may have been told too late."""
         with self._guard:
             copy = self._running.pop(owner, None)
         if copy is not None:
-            copy[1].run(())
+            copy.give.run(())
 
     def give_up_all(self) -> None:
         """The same for all runs."""
@@ -127,12 +154,12 @@ class Runtime:
         with self._lock:
             return Loaded(self.session, self._add(part, scope)[0])
 
-    def load_with(self, part: Part, scope: str, target: str) -> tuple[Loaded, Loaded]:
-        """The same, and one more of its ops that can be run by itself."""
+    def load_with(self, part: Part, scope: str, targets: Sequence[str]) -> list[Loaded]:
+        """The same, and more of its ops, each of which can be run by itself."""
         with self._lock:
             options, prefix = self._add(part, scope)
-            other = config_pb2.CallableOptions(target=[f"{prefix}/{target}"], run_options=options.run_options)
-            return Loaded(self.session, options), Loaded(self.session, other)
+            others = [config_pb2.CallableOptions(target=[f"{prefix}/{one}"], run_options=options.run_options) for one in targets]
+            return [Loaded(self.session, one) for one in (options, *others)]
 
     def _add(self, part: Part, scope: str) -> tuple[Any, str]:
         fixed = {name: self._fix(one, part, scope) for name, one in part.fixed.items()}

@@ -211,9 +211,9 @@ class SendRecvPlane(StarPlane):
         kept.append(function)
         return Call(op.stage, script_ops._py_funcs.insert(function), "")
 
-    def _ask(self, task: str, method: str, what: str, arguments: tuple[Any, ...]) -> Future:
+    def _ask(self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True) -> Future:
         try:
-            return self.submit(task, method, what, arguments)
+            return self.submit(task, method, what, arguments, is_patient)
         except engine_errors.RpcError as error:
             raise errors.from_engine(error) from None
 
@@ -221,15 +221,18 @@ class SendRecvPlane(StarPlane):
 
     def exchange(self, step: _Exchange, run: Callable[[_UnderWay, Sequence[Any]], Any], feeds: Sequence[Any]) -> Any:
         """Run a step: the own part by `run`. Raises errors of TensorFlow."""
-        number = secrets.randbits(STEP_BITS)
+        number, trace = secrets.randbits(STEP_BITS), self.now.trace
         going = self.under_way[number] = _UnderWay(number, step.loaded)
         try:
             self._start(going, step)
             values = run(going, [*feeds, np.array(number, np.int64)])
-            for call in going.calls.values():
+            for task, call in going.calls.items():
                 error = _outcome(call)
                 if error is not None:
                     raise error
+                if trace is not None:
+                    for metadata in call.result()[1:]:
+                        trace.add(task, metadata)
         except Exception as error:
             raise self._given_up(going, error) from None
         finally:
@@ -244,10 +247,11 @@ class SendRecvPlane(StarPlane):
         self._programs += len(step.programs)
         self._messages += step.messages
         self._tensors += step.tensors
-        number, timeout_s = going.number, min(self._left_s(), TIMEOUT_S_MAX)
+        number, timeout_s, trace = going.number, min(self._left_s(), TIMEOUT_S_MAX), self.now.trace
+        options = b"" if trace is None else trace.options
         for task, handle in step.programs.items():
-            arguments = (handle, number, timeout_s, self._behind.pop(task, []))
-            call = going.calls[task] = self._ask(task, programs.STEP, f"its part of step {number}", arguments)
+            arguments = (handle, number, timeout_s, self._behind.pop(task, []), options)
+            call = going.calls[task] = self._ask(task, programs.STEP, f"its part of step {number}", arguments, False)
             call.add_done_callback(going.replied)
         for op in step.receives:
             try:

@@ -4,6 +4,8 @@
     register    session, packed part     [0, handle]; [code, text]                  a thread
     run         handle, session, tensors [0, tensors...]; [code, text]              the turn that found the request when the stage
                                                                                     took little time lately; else a thread
+    trace       handle, session, options [0, metadata, tensors...]; [code, text]    a thread
+                and tensors
     close       session                  [0]; what runs for it is given up          the turn
     reset       containers               [0]; [code, text]; all stages are freed    a thread
 
@@ -38,7 +40,7 @@ from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.rewrite import Fixed, Part
 from prpc_engine.tensorflow.runtime import Loaded, Runtime, Waiting
 
-REGISTER, RUN, CLOSE, RESET = "tf.register", "tf.run", "tf.close", "tf.reset"
+REGISTER, RUN, TRACE, CLOSE, RESET = "tf.register", "tf.run", "tf.trace", "tf.close", "tf.reset"
 IDLE_MAX = 512  # stages that no session has; a script has some ten to fifty at a task
 QUICK_S = 0.001  # a stage that takes less is run by the reactor's thread: a change of threads costs a tenth of that
 FOREVER_S = 86_400.0  # a run that may wait for longer has no timer
@@ -69,6 +71,7 @@ class StagesStatistics:
     """What a task did for others."""
 
     stages: int  # registered
+    idle: int  # of those, that no open session has: kept for the next one
     shared: int  # registrations of a stage that was there already
     runs: int
     runs_in_turn: int  # of those, in the reactor's thread
@@ -98,6 +101,19 @@ class Registered:
         self.is_quick = isinstance(loaded, Loaded) and time.perf_counter() - started < QUICK_S
         return fetched
 
+    def run_traced(self, options: bytes, packed: Sequence[Any], owner: object) -> list[Any]:
+        """The answer, with RunMetadata."""
+        try:
+            fetched, metadata = self.traced([tensors.unpack(one) for one in packed], options, owner)
+            return [0, metadata, *map(tensors.pack, fetched)]
+        except Exception as error:
+            return list(errors.told(error))
+
+    def traced(self, feeds: Sequence[Any], options: bytes, owner: object = None) -> tuple[Sequence[Any], bytes]:
+        """What it fetches, and RunMetadata by these RunOptions: of a part that may wait, none. Raises errors of TensorFlow."""
+        loaded = self.loaded
+        return loaded.run_traced(feeds, options) if isinstance(loaded, Loaded) else (loaded.run(feeds, owner), b"")
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -125,11 +141,11 @@ class Stages:
     @property
     def verbs(self) -> dict[str, Callable[..., Any]]:
         """By name, for the server."""
-        return {REGISTER: self.register, RUN: self.run, CLOSE: self.close_session, RESET: self.reset}
+        return {REGISTER: self.register, RUN: self.run, TRACE: self.trace, CLOSE: self.close_session, RESET: self.reset}
 
     def statistics(self) -> StagesStatistics:
         """A snapshot."""
-        return StagesStatistics(len(self._stages), self._shared, self._runs, self._in_turn, len(self._running))
+        return StagesStatistics(len(self._stages), len(self._idle), self._shared, self._runs, self._in_turn, len(self._running))
 
     def find(self, handle: int) -> Registered | None:
         """The stage that has it."""
@@ -166,12 +182,21 @@ class Stages:
     def run(self, handle: int, session: str, *packed: Any) -> list[Any] | Deferred:
         """See the table at the top."""
         stage = self._stages.get(handle)
+        if stage is not None and stage.is_quick:
+            self._runs += 1
+            self._in_turn += 1
+            return stage.run(packed)
+        return self._in_thread(handle, session, lambda stage, answer: stage.run(packed, answer))
+
+    def trace(self, handle: int, session: str, options: bytes, *packed: Any) -> list[Any] | Deferred:
+        """See the table at the top."""
+        return self._in_thread(handle, session, lambda stage, answer: stage.run_traced(options, packed, answer))
+
+    def _in_thread(self, handle: int, session: str, run: Callable[[Registered, Deferred], list[Any]]) -> list[Any] | Deferred:
+        stage = self._stages.get(handle)
         if stage is None:
             return [tf_errors.ABORTED, f"no graph of handle {handle} is registered here: the task was started again"]
         self._runs += 1
-        if stage.is_quick:
-            self._in_turn += 1
-            return stage.run(packed)
         answer, peer = Deferred(), calling_peer()
         self._running[answer] = _Run(stage, session, peer)
         answer.add_done_callback(self._over)
@@ -179,15 +204,11 @@ class Stages:
             left_s = remaining_s(peer.reactor.clock)
             if left_s is not None and left_s < FOREVER_S:
                 peer.reactor.call_later(left_s, partial(stage.loaded.give_up, answer))
-        self._threads.submit(self._run, stage, packed, answer)
+        self._threads.submit(lambda: answer.reply(run(stage, answer)))
         return answer
 
     def _over(self, answer: Any) -> None:
         self._running.pop(answer, None)
-
-    @staticmethod
-    def _run(stage: Registered, packed: Sequence[Any], answer: Deferred) -> None:
-        answer.reply(stage.run(packed, answer))
 
     def close_session(self, session: str) -> list[Any]:
         """See the table at the top."""

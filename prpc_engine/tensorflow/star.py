@@ -8,11 +8,12 @@ each step                                          one run of the own part; each
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +29,14 @@ from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.message import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, stages, tensors
+from prpc_engine.tensorflow.lower import lowered
 from prpc_engine.tensorflow.nodes import Graph, Signature
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
 from prpc_engine.tensorflow.place import Misplaced, Placer
 from prpc_engine.tensorflow.rewrite import Call, Part, Rewriter
 from prpc_engine.tensorflow.runtime import Loaded, Waiting
 from prpc_engine.tensorflow.server import TaskServer
+from prpc_engine.tensorflow.tracing import Trace
 from prpc_engine.tensorflow.traffic import Traffic
 from shard import Future, ShardError
 
@@ -91,15 +94,20 @@ class _StageCall:
             raise errors.keep(errors.from_engine(error)) from None
 
     def _submit(self, values: Sequence[Any]) -> Future:
-        packed = [tensors.pack(one) for one in values]
-        self._plane.traffic.sent(packed)
-        return self._plane.submit(self.task, stages.RUN, self._text, (self._handle, self._plane.scope, *packed))
+        plane, packed = self._plane, [tensors.pack(one) for one in values]
+        plane.traffic.sent(packed)
+        trace = plane.now.trace
+        if trace is None:
+            return plane.submit(self.task, stages.RUN, self._text, (self._handle, plane.scope, *packed), False)
+        return plane.submit(self.task, stages.TRACE, self._text, (self._handle, plane.scope, trace.options, *packed), False)
 
     def _result(self, call: Future) -> list[Any]:
         answer = call.result()
         if answer[0]:
             raise errors.keep(errors.read(answer[0], f"{answer[1]} (at {self.task})"))
-        packed = answer[1:]
+        packed, trace = answer[1:], self._plane.now.trace
+        if trace is not None:
+            trace.add(self.task, packed.pop(0))
         self._plane.traffic.received(packed)
         return [tensors.unpack(one) for one in packed]
 
@@ -122,6 +130,13 @@ class Step:
         return self.loaded.run_checked(feeds, options, metadata)
 
 
+class _Now(threading.local):
+    """What the caller of the step that runs in this thread said of it."""
+
+    until: float | None = None  # by the monotonic clock
+    trace: Trace | None = None
+
+
 class StarPlane:
     """See the file's head. Thread-safe."""
 
@@ -140,7 +155,7 @@ class StarPlane:
         self._under_way: set[Future] = set()
         self._met: set[str] = set()  # tasks that have stages of ours
         self._ended: tuple[Any, str] | None = None  # class and text of what steps end with from then on
-        self._until = threading.local()  # `at`, by the monotonic clock: what runs in this thread ends then
+        self.now = _Now()
         self._runs = self._calls = 0
 
     @property
@@ -169,11 +184,21 @@ class StarPlane:
         timeout_ms = config_pb2.RunOptions.FromString(said).timeout_in_ms if said else 0
         if not timeout_ms:
             return self._run(targets, fetches, feeds, said, metadata)
-        self._until.at = time.monotonic() + timeout_ms / 1000
+        self.now.until = time.monotonic() + timeout_ms / 1000
         try:
             return self._run(targets, fetches, feeds, said, metadata)
         finally:
-            del self._until.at
+            self.now.until = None
+
+    @contextlib.contextmanager
+    def traced(self, options: Any) -> Iterator[Trace]:
+        """See Plane."""
+        trace = Trace(self._server.task, options)
+        self.now.trace = trace if trace.options else None
+        try:
+            yield trace
+        finally:
+            self.now.trace = None
 
     def _run(
         self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], said: bytes, metadata: Any
@@ -203,15 +228,15 @@ class StarPlane:
 
     def _make(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> Step:
         try:
-            plan = cut(
-                self._graph_now(), self._placer, self._server.task,
-                [(one.op.name, one.value_index) for one in fetches], [one.name for one in targets],
-                [(one.op.name, one.value_index) for one in feeds],
-            )  # fmt: skip
+            wanted = [(one.op.name, one.value_index) for one in fetches]
+            fed = [(one.op.name, one.value_index) for one in feeds]
+            placer, own = self._placer, self._server.task
+            graph, wanted, run = lowered(self._graph_now(), placer, own, wanted, [one.name for one in targets], fed)
+            plan = cut(graph, placer, own, wanted, run, fed)
         except Misplaced as error:
             raise tf_errors.InvalidArgumentError(None, None, str(error)) from None
         except Unsupported as error:
-            raise tf_errors.UnimplementedError(None, None, f'{error}; protocol="grpc" runs it') from None
+            raise tf_errors.UnimplementedError(None, None, f'{error}; protocol="grpc" may run it') from None
         return self._planned(plan, [list(targets), list(fetches)])
 
     def _planned(self, plan: Plan, kept: list[Any]) -> Step:
@@ -271,20 +296,20 @@ class StarPlane:
         handle: int = answer[1]
         return handle
 
-    def submit(self, task: str, method: str, what: str, arguments: tuple[Any, ...]) -> Future:
-        """Ask a task. Raises RpcError."""
+    def submit(self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True) -> Future:
+        """Ask a task. What it was told to keep died with it, so only what makes that anew waits for it. Raises RpcError."""
         if self._ended is not None:
             raise engine_errors.Cancelled(self._ended[1])
         self._calls += 1
-        call = self._server.engine.ask(task, method, what, lambda _: arguments, self._left_s())
+        call = self._server.engine.ask(task, method, what, lambda _: arguments, self._left_s(), is_patient)
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
         return call
 
     def _left_s(self) -> float:
         """For what is asked of another task now."""
-        at = getattr(self._until, "at", None)
-        return self._timeout_s if at is None else min(self._timeout_s, max(at - time.monotonic(), 0.0))
+        until = self.now.until
+        return self._timeout_s if until is None else min(self._timeout_s, max(until - time.monotonic(), 0.0))
 
     def forget(self) -> None:
         """See Plane."""

@@ -21,6 +21,8 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 def pack(tensor: Any) -> Any:
     """What to send for a tensor."""
+    if type(tensor) is bytes:
+        tensor = np.array(tensor, object)  # as "S", zeros at its end would be lost
     array = tensor if type(tensor) is np.ndarray else np.asarray(tensor)
     kind = array.dtype.kind
     if kind in _PLAIN and array.dtype.isnative:

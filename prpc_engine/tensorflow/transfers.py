@@ -36,7 +36,7 @@ from prpc_engine.tensorflow.partition import BLOCKING, NO_BRANCHES, RUN, Kind, P
 STEP: Edge = ("prpc_step", 0)  # fed last to the own part: the number of the step
 _STEP_SIGNATURE = Signature((), (Argument(9, "", "", "", False),), False)  # DT_INT64
 # Types that the rendezvous takes as another array: those that numpy lacks, by name.
-_NAMED = {7: "string", 14: "bfloat16", 24: "float8_e5m2", 25: "float8_e4m3fn"}
+_NAMED = {7: "string", 21: "string", 14: "bfloat16", 24: "float8_e5m2", 25: "float8_e4m3fn"}
 
 
 class Request(NamedTuple):
@@ -145,13 +145,13 @@ class _Arranger:
         """Values that the own part needs, and nodes that it waits for."""
         plan = self._plan
         wanted = {edge for name in plan.local for edge in self._nodes[name].inputs}.union(plan.fetches)
-        awaited = {control for name in plan.local for control in self._nodes[name].controls}
+        awaited = {control for name in plan.local for control in plan.controls[name]}
         for stage in self._called.values():
-            wanted.update(stage.feeds, (edge for edge, _ in stage.gates))
+            wanted.update(stage.feeds, (one.predicate for one in stage.gates))
             awaited.update(stage.after)
         for name in awaited.union(plan.targets):
             if plan.kinds[name] not in RUN:
-                wanted.update(edge for edge, _ in plan.branches[name])
+                wanted.update(one.predicate for one in plan.branches[name])
         return wanted - self._fed, awaited
 
     # -- to a program ------------------------------------------------------------------------------------------------------

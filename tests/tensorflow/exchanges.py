@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import prpc_engine.tensorflow as prpc_tf
-from tests.tensorflow import scenarios, semantics
+from tests.tensorflow import flows, kills, scenarios, semantics, traces
 from tests.tensorflow.scenarios import Task, error_of
 
 v1 = tf.compat.v1
@@ -23,7 +23,9 @@ def in_plane(task: Task, plane: str, fuse: bool, which: str, **keywords: Any) ->
     """Another scenario, in that plane."""
     os.environ["PRPC_TF_PLANE"], task.fuse = plane, fuse
     try:
-        return {**vars(scenarios), **vars(semantics), **globals()}[which](task, **keywords)
+        return {**vars(scenarios), **vars(semantics), **vars(flows), **vars(kills), **vars(traces), **globals()}[which](
+            task, **keywords
+        )
     finally:
         del os.environ["PRPC_TF_PLANE"]
         task.fuse = False

@@ -308,6 +308,21 @@ def time_limits(task: Task) -> Any:
         return found
 
 
+def limited_in_a_loop(task: Task) -> Any:
+    """Steps that wait, some in vain, each with a limit: what they came to, and how much the graph grows after the first ones."""
+    with task.graph():
+        line = v1.FIFOQueue(3, [tf.float32], [[]])
+        item, put = line.dequeue(), line.enqueue([2.5])
+        found, sizes = [], []
+        with task.session() as session:
+            for _ in range(4):
+                found.append(error_of(lambda: session.run(item, options=v1.RunOptions(timeout_in_ms=50)))[0])
+                session.run(put)
+                found.append(session.run(item, options=v1.RunOptions(timeout_in_ms=60_000)))
+                sizes.append(len(task.server._prpc.runtime.graph.get_operations()))
+        return [found, sizes[-1] - sizes[0]]
+
+
 def resets(task: Task) -> Any:
     """A container that is reset loses its variables, in all tasks; another one does not. Sessions at the target end."""
     with task.graph(), task.setter():

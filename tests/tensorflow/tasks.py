@@ -12,16 +12,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
-import signal
 import socket
-import subprocess
 import sys
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.program import Program
+
 PATIENCE_S = 120.0  # a test that waits longer has failed; importing TensorFlow takes some seconds, on a busy machine many
 PORTS = range(20000, 32000)  # below what the kernel gives to others
 
@@ -48,62 +44,29 @@ def _free_port(source: random.Random) -> int:
             return port
 
 
-class TaskProcess:
-    """One such process. A context manager; kill() or the end of its input ends it."""
+class TaskProcess(Program):
+    """One such process."""
+
+    patience_s = PATIENCE_S
 
     def __init__(self, clusters: dict[str, Any], job: str, index: int, env: dict[str, str] | None = None) -> None:
         self.name = f"/job:{job}/task:{index}"
-        self.log: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tensorflow.tasks", json.dumps(clusters), job, str(index)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+        super().__init__("tests.tensorflow.tasks", json.dumps(clusters), job, str(index), env={**quiet, **(env or {})})
 
     def begin(self, scenario: str, protocol: str, **keywords: Any) -> None:
         """Tell it to do something; answer() waits for it."""
-        self._stdin.write(json.dumps([scenario, protocol, keywords]).encode() + b"\n")
-        self._stdin.flush()
+        self.write_line(json.dumps([scenario, protocol, keywords]))
 
     def answer(self) -> Any:
         """What came of it; an error as [type, text]."""
-        ready, _, _ = select.select([self._stdout], [], [], PATIENCE_S)
-        assert ready, f"{self.name} does not answer"
-        line = self._stdout.readline()
-        assert line, f"{self.name} has ended"
-        content = json.loads(line)
+        content = json.loads(self.read_line())
         return content["value"] if "value" in content else content["error"]
 
     def do(self, scenario: str, protocol: str, **keywords: Any) -> Any:
         """Both."""
         self.begin(scenario, protocol, **keywords)
         return self.answer()
-
-    def kill(self) -> None:
-        """kill -9, and wait for the end."""
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(PATIENCE_S)
-            self._stdin.close()
-            self._stdout.close()
-
-    def __enter__(self) -> TaskProcess:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        if self.process.returncode is None:
-            self._stdin.close()
-            try:
-                self.process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
-            self._stdout.close()
 
 
 class Job:
@@ -135,9 +98,10 @@ def main(clusters: str, job: str, index: str) -> None:
     import prpc_engine.tensorflow as prpc_tf
 
     prpc_tf.install()
-    from tests.tensorflow import copies, exchanges, mistakes, scenarios, semantics
+    from tests.tensorflow import copies, exchanges, flows, kills, mistakes, scenarios, semantics, traces
 
-    known = {**vars(scenarios), **vars(semantics), **vars(exchanges), **vars(mistakes), **vars(copies)}
+    modules = (scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces)
+    known = {name: value for module in modules for name, value in vars(module).items()}
     runs = {protocol: scenarios.Task(protocol, cluster, job, int(index)) for protocol, cluster in json.loads(clusters).items()}
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what scripts print is none of our answers

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.tensorflow.tasks import ROOT, Job
+from tests.program import ROOT
+from tests.tensorflow.tasks import Job
 
 
 @pytest.mark.parametrize(

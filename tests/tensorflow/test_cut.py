@@ -123,3 +123,36 @@ def test_the_device_of_a_handle_wins_over_that_of_its_users(tf: Any) -> None:
             return tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=tf.float32)
 
     assert [stage.task for stage in cut_of(tf, build).stages] == [PS1]
+
+
+def test_who_uses_an_alias_of_a_handle_waits_for_what_the_alias_comes_after(tf: Any) -> None:
+    def build() -> Any:
+        with tf.device("/job:ps/task:0"):
+            v = tf.get_variable("v", [], use_resource=True)
+            update = v.assign_add(tf.sin(tf.placeholder_with_default(1.0, [])), read_value=False)
+            with tf.control_dependencies([update]):
+                later = tf.identity(v.handle)
+            return tf.raw_ops.ReadVariableOp(resource=later, dtype=tf.float32, name="read")
+
+    plan = cut_of(tf, build)
+    assert [one for one in plan.controls["read"] if "AssignAdd" in one]
+    (stage,) = [one for one in plan.stages if "read" in one.members]
+    assert [name for name in stage.members if "AssignAdd" in name or name == "read"][-1] == "read"
+
+
+def test_a_stage_in_an_inner_loop_is_told_by_that_loop_alone(tf: Any) -> None:
+    def build() -> Any:
+        with tf.device("/job:ps/task:0"):
+            v = tf.get_variable("v", [], use_resource=True)
+
+        def inner(x: Any) -> Any:
+            return tf.cond(x > 4.0, lambda: x - v, lambda: x + v)
+
+        return tf.while_loop(lambda x: x < 9.0, lambda x: tf.while_loop(lambda y: y < 8.0, inner, [x]) + 1.0, [0.0])
+
+    tf.disable_control_flow_v2()
+    plan = cut_of(tf, build)
+    stages = [stage for stage in plan.stages if stage.frame]
+    assert {len(stage.frame) for stage in stages} == {2}
+    for stage in stages:
+        assert {plan.frames[gate.predicate[0]] for gate in stage.gates} <= {stage.frame}

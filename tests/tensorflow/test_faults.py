@@ -1,20 +1,32 @@
-"""Tasks that are not there yet, and tasks that die; real processes, killed with -9."""
+"""Tasks that are not there yet, and tasks that die, between two steps and in the midst of one; real processes, killed with -9."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
+import os
 import secrets
+import select
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.tensorflow.tasks import PATIENCE_S, TaskProcess, clusters
+from prpc_engine.local_job import free_ports
+from tests.program import ROOT
+from tests.tensorflow.tasks import PATIENCE_S, Job, TaskProcess, clusters
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'"
 )
+FLOATS = 1 << 24  # 64 MB
+NOTHING = {"stages of open sessions": 0, "running": 0, "waiting": 0, "leases": 0, "blocks": 0}
 
 
 def wait_until(happened: Callable[[], bool], what: str) -> None:
@@ -24,17 +36,23 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
+def started(ending: contextlib.ExitStack, places: dict[str, Any], *jobs: str, **env: str) -> list[TaskProcess]:
+    """Such tasks, each "ps 0" or the like, that are killed in the end."""
+    tasks = [TaskProcess(places, *(job.split()[0], int(job.split()[1])), env) for job in jobs]
+    for task in tasks:
+        ending.callback(task.kill)
+    return tasks
+
+
 def test_a_ps_is_waited_for_and_its_death_is_told_at_once() -> None:
     places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]}
     with contextlib.ExitStack() as ending:
-        worker = TaskProcess(places, "worker", 0)
-        ending.callback(worker.kill)
+        (worker,) = started(ending, places, "worker 0")
         kind, text = worker.do("within", "prpc", timeout_ms=700)
         assert kind == "DeadlineExceededError"
         assert "/job:ps/task:0" in text
         worker.begin("within", "prpc", timeout_ms=100_000)
-        ps = TaskProcess(places, "ps", 0)
-        ending.callback(ps.kill)
+        (ps,) = started(ending, places, "ps 0")
         assert worker.answer() == 2.0
         worker.begin("take", "prpc", name="line")
         wait_until(lambda: ps.do("running", "prpc") == 1, "the wait at the ps")
@@ -47,9 +65,7 @@ def test_a_ps_is_waited_for_and_its_death_is_told_at_once() -> None:
 def test_what_a_dead_worker_waited_for_is_left_to_others() -> None:
     places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=2)["prpc"]}
     with contextlib.ExitStack() as ending:
-        ps, worker, other = (TaskProcess(places, job, index) for job, index in (("ps", 0), ("worker", 0), ("worker", 1)))
-        for task in (ps, worker, other):
-            ending.callback(task.kill)
+        ps, worker, other = started(ending, places, "ps 0", "worker 0", "worker 1")
         other.begin("take", "prpc", name="line")
         wait_until(lambda: ps.do("running", "prpc") == 1, "the wait at the ps")
         other.kill()
@@ -57,3 +73,123 @@ def test_what_a_dead_worker_waited_for_is_left_to_others() -> None:
         worker.do("put", "prpc", name="line", value=7)
         assert worker.do("size", "prpc", name="line") == 1
         assert worker.do("take", "prpc", name="line") == 7
+
+
+@pytest.mark.parametrize("plane", ["star", "sendrecv"])
+def test_a_ps_killed_while_the_worker_computes_ends_the_step(plane: str) -> None:
+    places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]}
+    with contextlib.ExitStack() as ending:
+        ps, worker = started(ending, places, "ps 0", "worker 0")
+        step = {"floats": 1 << 18, "victim": ps.pid, "moment": "computes"}
+        kind, text = worker.do("in_plane", "prpc", plane=plane, fuse=False, which="kill_in_step", **step)
+        assert kind == "UnavailableError"
+        assert "/job:ps/task:0" in text
+        wait_until(lambda: worker.do("held", "prpc") == NOTHING, "the end of what the worker held")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_ps_killed_while_64_mb_go_there_is_told_and_nothing_of_them_is_left(transport: str) -> None:
+    places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]}
+    with contextlib.ExitStack() as ending:
+        ps, worker = started(ending, places, "ps 0", "worker 0", PRPC_TRANSPORTS=transport)
+        pid = ps.pid
+        kind, text = worker.do("kill_in_step", "prpc", floats=FLOATS, victim=pid, moment="pushes", ps=pid)
+        assert kind == "UnavailableError"
+        assert "/job:ps/task:0" in text
+        wait_until(lambda: worker.do("held", "prpc") == NOTHING, "the end of what the worker held")
+
+
+@pytest.mark.parametrize("moment", ["computes", "pushes"])
+def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_others_go_on(moment: str) -> None:
+    places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=2)["prpc"]}
+    with contextlib.ExitStack() as ending:
+        ps, worker, other = started(ending, places, "ps 0", "worker 0", "worker 1")
+        pid = ps.pid
+        worker.begin("kill_in_step", "prpc", floats=FLOATS, victim=0, moment=moment, ps=pid)
+        worker.process.wait(PATIENCE_S)
+        os.kill(pid, signal.SIGCONT)
+        assert other.do("add_one", "prpc", floats=1000) == 2000.0
+        wait_until(lambda: ps.do("held", "prpc")["blocks"] == 0, "the end of what the ps held for the dead worker")
+        wait_until(lambda: ps.do("held", "prpc")["running"] == 0, "the end of what ran for it")
+
+
+@pytest.mark.parametrize("plane", ["star", "sendrecv"])
+def test_the_end_of_a_session_frees_what_it_had_at_each_task(plane: str, job: Job) -> None:
+    tasks = [job.tasks["ps", 0], job.tasks["ps", 1], job.worker()]
+    before = [task.do("held", "prpc") for task in tasks]
+    job.worker().do("in_plane", "prpc", plane=plane, fuse=False, which="open_session")
+    wait_until(lambda: tasks[0].do("held", "prpc")["running"] > 0, "the wait at the ps")
+    assert tasks[0].do("held", "prpc")["stages of open sessions"] > before[0]["stages of open sessions"]
+    stages, _ = tasks[0].do("kept", "prpc")
+    assert job.worker().do("close_session", "prpc")
+    for task, was in zip(tasks, before, strict=True):
+        wait_until(lambda task=task, was=was: task.do("held", "prpc") == was, f"the end of the session at {task.name}")  # type: ignore[misc]
+    assert tasks[0].do("kept", "prpc")[0] < stages  # the one with the generator was that session's own
+
+
+SCRIPT = """
+import json, os, sys
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+config = json.loads(os.environ["TF_CONFIG"])
+cluster, job = tf.train.ClusterSpec(config["cluster"]), config["task"]["type"]
+server = v1.train.Server(cluster, job_name=job, task_index=0)
+if job == "ps":
+    server.join()
+turns = 0
+
+def compute(step):
+    global turns
+    turns += 1
+    if turns == 35:
+        print("half", flush=True)
+        sys.stdin.readline()
+    return np.float32(1.0)
+
+with v1.device(v1.train.replica_device_setter(cluster=cluster)):
+    total = v1.get_variable("total", [], initializer=v1.zeros_initializer())
+    step = v1.train.get_or_create_global_step()
+    with tf.control_dependencies([v1.assign_add(total, v1.py_func(compute, [step], tf.float32))]):
+        op = v1.assign_add(step, 1)
+end = [v1.train.StopAtStepHook(last_step=60)]
+with v1.train.MonitoredTrainingSession(server.target, checkpoint_dir=sys.argv[1], save_checkpoint_steps=10, hooks=end) as session:
+    while not session.should_stop():
+        session.run(op)
+with v1.Session(server.target) as session:
+    print(turns, session.run([total, step]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("victim", ["ps", "worker"])
+def test_a_script_goes_on_from_its_checkpoint_when_a_task_was_killed_in_the_midst_of_a_step(victim: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ps, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
+
+    def start(job: str) -> subprocess.Popen[bytes]:
+        place = {"cluster": {"ps": [ps], "worker": [worker]}, "task": {"type": job, "index": 0}}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prpc_engine.tensorflow", str(script), str(tmp_path / "model")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(place), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        )
+        ending.enter_context(process)  # its end waits, and closes the pipes
+        ending.callback(process.kill)
+        return process
+
+    with contextlib.ExitStack() as ending:
+        tasks = {job: start(job) for job in ("ps", "worker")}
+        told = tasks["worker"].stdout
+        assert told is not None
+        assert select.select([told], [], [], PATIENCE_S)[0], "the worker has not come to the half"
+        assert told.readline() == b"half\n"
+        tasks[victim].kill()
+        tasks[victim].wait(PATIENCE_S)
+        tasks[victim] = start(victim)
+        turns, _, found = tasks["worker"].communicate(b"\n", PATIENCE_S)[0].partition(b" ")
+        assert (tasks["worker"].returncode, found) == (0, b"[60.0, 60]\n")
+        assert int(turns) > 60 if victim == "ps" else int(turns) < 60

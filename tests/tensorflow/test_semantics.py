@@ -20,6 +20,10 @@ def test_it_means_the_same(job: Job, scenario: str) -> None:
     assert not (len(found) == 2 and isinstance(found[0], str) and found[0].endswith("Error")), found  # none of the scenario's own
 
 
+def test_steps_with_a_time_limit_leave_nothing_in_the_graph_that_each_of_them_would_add_to(job: Job) -> None:
+    assert job.worker().do("limited_in_a_loop", "prpc") == [["DeadlineExceededError", 2.5] * 4, 0]
+
+
 def test_a_strategy_that_would_not_use_the_protocol_is_told(job: Job) -> None:
     stock, ours = job.both("run_configs")
     assert stock == [[], "grpc", ["ValueError", "protocol should be grpc or grpc+verbs"]]

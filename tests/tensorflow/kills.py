@@ -1,0 +1,118 @@
+"""Scenarios in whose midst a task is killed with -9, and what a session leaves at tasks, for tests: as those of scenarios.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.tensorflow.scenarios import Task, error_of
+
+v1 = tf.compat.v1
+PATIENCE_S = 30.0
+_open: list[Any] = []
+
+
+def kill_in_step(task: Task, floats: int, victim: int, moment: str, ps: int = 0) -> Any:
+    """A step that reads a variable of a ps and adds to it, in which process `victim`, 0 for this one, is killed: while the
+    worker "computes" with the value, or "pushes" what it made of it to the `ps`, which has been stopped before."""
+    victim = victim or os.getpid()
+    with task.graph(), task.setter():
+        v = v1.get_variable("v", [floats], initializer=v1.ones_initializer())
+
+        def compute(value: Any) -> Any:
+            if moment == "computes":
+                _kill(victim)
+            else:
+                os.kill(ps, signal.SIGSTOP)
+                threading.Thread(target=kill_once_it_pushes).start()
+            return value + np.float32(1)
+
+        with v1.device(f"/job:{task.job}/task:{task.index}"):
+            larger = v1.py_func(compute, [v], tf.float32)
+        larger.set_shape([floats])
+        op = v1.assign_add(v, larger)
+        with task.session() as session:
+
+            def kill_once_it_pushes() -> None:
+                _wait_until(lambda: session._prpc._under_way)
+                _kill(victim)
+
+            session.run(v1.global_variables_initializer())
+            session.run(op.op)
+
+
+def add_one(task: Task, floats: int) -> Any:
+    """A step as that one, in which nobody is killed; the sum of what is there after it."""
+    with task.graph(), task.setter():
+        v = v1.get_variable("v", [floats], initializer=v1.ones_initializer())
+        with task.session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(v1.assign_add(v, tf.ones([floats])).op)
+            return float(session.run(v).sum())
+
+
+def held(task: Task) -> Any:
+    """What this task keeps for sessions and peers now."""
+    server = task.server._prpc
+    engine, stages = server.engine.statistics(), server.stages.statistics()
+    return {
+        "stages of open sessions": stages.stages - stages.idle, "running": stages.running + server.programs.statistics().running,
+        "waiting": engine.waiting, "leases": engine.slab.leases, "blocks": engine.slab.blocks_used,
+    }  # fmt: skip
+
+
+def kept(task: Task) -> Any:
+    """How many stages there are here, with and without a session; and how many programs."""
+    server = task.server._prpc
+    return [server.stages.statistics().stages, server.programs.statistics().programs]
+
+
+def open_session(task: Task) -> Any:
+    """A session that pulls a megabyte from a ps, that has a random generator there, and that waits for a queue."""
+    with task.graph(), task.setter():
+        v = v1.get_variable("v", [1 << 18], initializer=v1.ones_initializer())
+        with v1.device("/job:ps/task:0"):
+            noise = v1.random_uniform([], seed=3)
+            item = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name).dequeue()
+        with v1.device(f"/job:{task.job}/task:{task.index}"):
+            total = tf.reduce_sum(v) + noise
+        session = task.session()
+        session.run(v1.global_variables_initializer())
+        session.run(total)
+        waiting = threading.Thread(target=lambda: error_of(lambda: session.run(item)))
+        waiting.start()
+        _open.append((session, waiting))
+
+
+def close_session(task: Task) -> Any:
+    """The end of that session; and whether what waited has ended."""
+    session, waiting = _open.pop()
+    session.close()
+    waiting.join(PATIENCE_S)
+    return not waiting.is_alive()
+
+
+def _kill(process: int) -> None:
+    """And wait until it is dead: not when it is this one."""
+    os.kill(process, signal.SIGKILL)
+    _wait_until(lambda: _is_dead(process))
+
+
+def _is_dead(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def _wait_until(happened: Any) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.001)
