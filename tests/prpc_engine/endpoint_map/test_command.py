@@ -181,6 +181,9 @@ def test_check_holds_the_map_against_tf_config(
         (["--dir", "nowhere"], None, "/nowhere is no folder; the one that holds .endpoint_map is expected"),
         (["--dir", "."], None, "/.endpoint_map is not there; make one with `prpc endpoint-map make`"),
         ([], "h:1", "/.endpoint_map:1: 'h:1' is no entry: control host:port=data host:port expected, such as ps0:2222=ps0:3333"),
+        ([], "# none yet\n", "/.endpoint_map has no line for any task: control host:port=data host:port expected, "),
+        ([], "a:1=c:3\nb:2=c:3\n", "/.endpoint_map:2: data of entry 1 goes to c:3, and so does that of entry 0 ("),
+        ([], "a:1=b:2\nb:2=c:3\n", "/.endpoint_map:1: data of entry 0 goes to b:2, the control address of entry 1: "),
         (["--timeout", "0"], "", "--timeout=0: more than 0 and at most 60 seconds are allowed"),
         (["--timeout", "nan"], "", "--timeout=nan: more than 0 and at most 60 seconds are allowed"),
     ],
@@ -192,6 +195,15 @@ def test_what_cannot_be_checked_is_one_line(
         (here / ".endpoint_map").write_text(text)
     assert cli.main(["endpoint-map", "check", *arguments]) == cli.WRONG_USAGE
     assert said in capsys.readouterr().err
+
+
+def test_a_tf_config_without_a_cluster_is_nothing_to_hold_a_map_against(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / ".endpoint_map").write_text("a:1=a:2\n")
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert cli.main(["endpoint-map", "check"]) == cli.WRONG_USAGE
+    assert capsys.readouterr().err.startswith("prpc: TF_CONFIG='{}' has no cluster to hold the map against: ")
 
 
 # Probing

@@ -19,6 +19,7 @@ from prpc_engine.nodelist import NODES_MAX, expand_counts, expand_nodes
         ("n[5]", ["n5"]),
         ("rack[0-1]n[1-2]-ib", ["rack0n1-ib", "rack0n2-ib", "rack1n1-ib", "rack1n2-ib"]),
         ("[1-2]", ["1", "2"]),
+        ("a,[fd00::1],[fe80::1%eth0],n[1-2]", ["a", "[fd00::1]", "[fe80::1%eth0]", "n1", "n2"]),
     ],
 )
 def test_nodes_are_written_out_in_order(text: str, nodes: list[str]) -> None:
