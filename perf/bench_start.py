@@ -47,6 +47,7 @@ TRANSPORTS = {"shm": "prpc shm", "tcp": "prpc tcp"}
 # What is timed in the client's process, by part: each of these runs to its end before the next begins.
 STEPS: list[tuple[str, object, str]] = [
     ("connect", socket.socket, "connect"),
+    ("connect", socket.socket, "connect_ex"),
     ("handshake", shard.transport.laned, "meet"),
     ("handshake", shard.transport.shm, "meet"),
     ("attach", shard.transport.shm, "make_rings"),
