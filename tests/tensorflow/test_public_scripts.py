@@ -21,9 +21,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(protocol: str, *arguments: str, **jobs: int) -> subprocess.CompletedProcess[str]:
-    """What `prpc run` prints and answers for a cluster."""
+    """What `prpc run` prints and answers, for a cluster where there are jobs."""
     options = [f"--{job}={count}" if count else f"--{job}" for job, count in jobs.items()]
-    options += ["--protocol", protocol, "--timeout-s", str(TIMEOUT_S)]
+    options += ["--protocol", protocol]
+    if jobs:
+        options += ["--timeout-s", str(TIMEOUT_S)]
     return subprocess.run(
         [sys.executable, "-m", "prpc_engine.cli", "run", *options, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
