@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow.scenarios import Task, error_of
 
 v1 = tf.compat.v1
-PATIENCE_S = 30.0
 _open: list[Any] = []
 
 
@@ -40,7 +39,7 @@ def kill_in_step(task: Task, floats: int, victim: int, moment: str, ps: int = 0)
         with task.session() as session:
 
             def kill_once_it_pushes() -> None:
-                _wait_until(lambda: session._prpc._under_way)
+                wait_until(lambda: session._prpc._under_way, "the push")
                 _kill(victim)
 
             session.run(v1.global_variables_initializer())
@@ -101,7 +100,7 @@ def close_session(task: Task) -> Any:
 def _kill(process: int) -> None:
     """And wait until it is dead: not when it is this one."""
     os.kill(process, signal.SIGKILL)
-    _wait_until(lambda: _is_dead(process))
+    wait_until(lambda: _is_dead(process), f"the end of process {process}")
 
 
 def _is_dead(process: int) -> bool:
@@ -110,9 +109,3 @@ def _is_dead(process: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
-
-
-def _wait_until(happened: Any) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not happened() and time.monotonic() < end:
-        time.sleep(0.001)
