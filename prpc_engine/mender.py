@@ -279,6 +279,7 @@ class Mender:
                         self._deliver(call, route, peer)
 
     def _not_connected(self, route: Route, error: Exception) -> None:
+        self._directory.after_look_if_stale(error, route, _ignore)  # for calls to that server alone, too: is it there at all?
         for call in self._take_waiting(route, None):
             call.set_error(_bare(error))  # each its own: what becomes of it is written into its text
 
@@ -462,6 +463,10 @@ class Mender:
         for call in list(self._held):
             if not call.is_in_flight:
                 call.end(self._closed_error())
+
+
+def _ignore(failure: BaseException | None) -> None:
+    """Nobody waits for that look."""
 
 
 def _bare(error: BaseException) -> BaseException:

@@ -145,6 +145,7 @@ class RpcService:
         self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()  # by "service/number"
         self._client_numbers = itertools.count(1)
         self._watching = False  # for servers that come and go
+        self._news = object()  # another one whenever we hear that some have
         self._cores_before = None if pin is None else _pin_thread(pin)
         self._master = master
         self._closed = False
@@ -298,6 +299,7 @@ class RpcService:
         check_name(name)
         check_timeout(timeout_s)
         self._check_open()
+        news = self._news
         entries = self._lookup(name, expected_servers, timeout_s)
         if len(entries) < expected_servers:
             services = self._ask_master("services")
@@ -312,11 +314,14 @@ class RpcService:
             self._watching = True
             # Not here: a handler may be what makes the client, and must not wait for the master.
             threading.Thread(target=self._watch_servers, name="prpc-watch-servers", daemon=True).start()
+        if self._news is not news:  # between the lookup and here, where only clients that were there already were told
+            _refresh(client)
         return client
 
     def _watch_servers(self) -> None:
         with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
             self.master_client.tree_watch(SERVERS_PATH, self._servers_changed)
+        self._tell_clients(None)  # of what happened before the watch began
 
     def _look_again(self, name: str) -> list[ServerEntry]:
         """Who serves now. Raises MasterUnreachable, at once where the master is known to be away: those known must do then."""
@@ -326,11 +331,14 @@ class RpcService:
 
     def _servers_changed(self, event: TreeEvent) -> None:
         """A server of some service came or went. In the watch's own thread."""
-        name = event.path.removeprefix(SERVERS_PATH).strip("/").partition("/")[0]
+        self._tell_clients(event.path.removeprefix(SERVERS_PATH).strip("/").partition("/")[0])
+
+    def _tell_clients(self, name: str | None) -> None:
+        """Let the clients of that service, or all, ask who serves now."""
+        self._news = object()
         for _, client in self._living_clients():
-            if client.name == name:
-                with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
-                    client.refresh()
+            if name in (None, client.name):
+                _refresh(client)
 
     def _lookup(self, name: str, expected: int, timeout_s: float) -> list[ServerEntry]:
         found = self._ask_master("lookup", name, expected, timeout_s=timeout_s)
@@ -427,3 +435,8 @@ def _pin_thread(core: int) -> set[int]:
         return pin(core)
     except ValueError as error:
         raise errors.ConfigError(f"pin={core!r}: {error}") from error
+
+
+def _refresh(client: RpcClient) -> None:
+    with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
+        client.refresh()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcServer, RpcService, errors, idempotent
+from prpc_engine.master.client import MasterClient
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -161,3 +163,52 @@ def test_a_client_is_told_of_servers_that_come_and_go(world: World) -> None:
         server.close()
         wait_until(lambda: len(client.server_ids) == 2, "the client knows of two servers")
         third.close()
+
+
+def test_a_client_hears_of_a_server_that_went_before_its_watch_began(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, begin = threading.Event(), MasterClient.tree_watch
+
+    def begin_late(self: MasterClient, *args: Any, **options: Any) -> int:
+        assert go_on.wait(PATIENCE_S)
+        return begin(self, *args, **options)
+
+    monkeypatch.setattr(MasterClient, "tree_watch", begin_late)
+    with world.client() as client:
+        world.services[0].close()
+        assert client.server_ids == (0, 1)
+        go_on.set()
+        wait_until(lambda: client.server_ids == (1,), "the client knows of one server")
+
+
+def test_a_client_hears_of_a_server_that_went_while_it_was_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = RpcService._lookup
+    with world.client() as other:
+
+        def look_and_lose(self: RpcService, *args: Any) -> Any:
+            found = lookup(self, *args)
+            monkeypatch.setattr(RpcService, "_lookup", lookup)
+            world.services[0].close()
+            wait_until(lambda: other.server_ids == (1,), "the other client knows of one server")
+            return found
+
+        assert other.call("who") in ("one", "two")
+        monkeypatch.setattr(RpcService, "_lookup", look_and_lose)
+        with world.client() as client:
+            assert client.server_ids == (1,)
+
+
+def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: MasterClient, *args: Any) -> int:
+        raise errors.NotSent("nobody watches")
+
+    def asked() -> tuple[int, ...]:
+        with pytest.raises(errors.NotSent):
+            client.call_to(0, "who", timeout_s=PATIENCE_S)
+        return client.server_ids
+
+    monkeypatch.setattr(MasterClient, "tree_watch", refuse)
+    with world.client() as client:
+        world.services[0].close()
+        wait_until(lambda: asked() == (1,), "the client knows of one server")
