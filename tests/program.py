@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,22 @@ from typing import TypeVar
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 30.0  # a test that waits longer has failed
 Self = TypeVar("Self", bound="Program")
+
+
+def halt(pid: int) -> None:
+    """SIGSTOP a process, and wait until each of its threads stands still: the signal's sender goes on before they do."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(_state(task) not in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"process {pid} did not stop"
+        os.sched_yield()
+
+
+def _state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"  # a thread that has ended meanwhile
 
 
 class Program:

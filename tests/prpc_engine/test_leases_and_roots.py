@@ -17,7 +17,7 @@ import pytest
 from prpc_engine import Master, MasterClient, RpcService
 from prpc_engine.errors import ConfigError, NoServer
 from prpc_engine.master.client import TreeEvent
-from tests.program import Program
+from tests.program import Program, halt
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -71,7 +71,7 @@ def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watc
             client = service.create_client("test", timeout_s=PATIENCE_S)
             assert client.call("echo", 1) == 1
             service.master_client.watch_node(told.put)
-            node.process.send_signal(signal.SIGSTOP)
+            halt(node.pid)
             event = told.get(timeout=PATIENCE_S)
             assert (event.path, event.value) == ("/_node_/1", None)
             assert service._ask_master("ranks") == [0]

@@ -22,6 +22,7 @@ from prpc_engine.errors import (
 )
 from prpc_engine.master.client import CommInfo, MasterClient, RpcServiceInfo, ServerInfo, TreeEvent
 from prpc_engine.master.protocol import WATCH_TARGET
+from tests.program import halt
 from tests.prpc_engine.master_processes import ClientProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -416,7 +417,7 @@ def test_a_process_that_is_stopped_for_longer_than_its_lease_loses_its_session_a
     with ClientProcess(master.address, lease_s=0.3) as stopped:
         stopped.do("client.tree_node_add('/e', '', True)")
         stopped.do("client.acquire_lock('l')")
-        stopped.process.send_signal(signal.SIGSTOP)
+        halt(stopped.pid)
         client.acquire_lock("l", PATIENCE_S)
         with pytest.raises(NoSuchNode):
             client.tree_node_get("/e")

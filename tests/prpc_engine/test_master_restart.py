@@ -14,6 +14,7 @@ import pytest
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import DeadlineExceeded, JournalError, MasterUnreachable, NoSuchNode, RpcError
 from prpc_engine.master.client import MasterClient, TreeEvent
+from tests.program import halt
 from tests.prpc_engine.master_processes import ClientProcess, MasterProcess
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -203,7 +204,7 @@ def test_a_verb_that_no_master_answers_ends_at_its_deadline_and_says_what_to_do(
 def test_a_stopped_master_hangs_nobody_and_blames_nobody_when_it_goes_on(tmp_path: Path) -> None:
     with MasterProcess(tmp_path) as first, MasterClient(first.address, lease_s=0.5) as client:
         client.tree_node_add("/e", "", ephemeral=True)
-        first.process.send_signal(signal.SIGSTOP)
+        halt(first.pid)
         with pytest.raises(RpcError):
             client.generate_id("a", timeout_s=0.1)
         first.process.send_signal(signal.SIGCONT)

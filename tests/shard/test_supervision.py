@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shard import ClosedError, PeerLostError, RestartPolicy, ShardError, ShardGroup
+from tests.program import halt
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill, watched
 
@@ -254,7 +255,7 @@ def test_a_stopped_shard_that_lost_its_lane_is_killed_before_another_takes_its_p
 
 def test_a_shard_that_is_stopped_and_goes_on_is_the_one_it_was(immortal: ShardGroup) -> None:
     pid = pid_of(immortal, 0)
-    os.kill(pid, signal.SIGSTOP)
+    halt(pid)
     call = immortal.submit_to(0, functions.double, 4)
     with pytest.raises(TimeoutError):
         call.result(0.01)
@@ -319,7 +320,7 @@ def test_shards_end_with_an_application_that_is_killed(start_method: str) -> Non
     with application.stdout:
         pids = [int(pid) for pid in application.stdout.readline().split()]
         assert len(pids) == 3
-        os.kill(pids[2], signal.SIGSTOP)
+        halt(pids[2])
         with watched(pids) as wait:
             application.kill()
             application.wait(PATIENCE_S)
@@ -339,7 +340,7 @@ def test_a_shard_that_is_busy_at_close_is_killed(fifo: str) -> None:
 
 def test_a_stopped_shard_is_killed_at_close() -> None:
     group = ShardGroup(2, start_method="forkserver", drain_s=0.1)
-    os.kill(pid_of(group, 1), signal.SIGSTOP)
+    halt(pid_of(group, 1))
     group.close()
     assert [each.exit_code for each in group.statistics().shards] == [0, -signal.SIGKILL]
 

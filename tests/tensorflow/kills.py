@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tests.program import halt
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow.scenarios import Task, error_of
 
@@ -28,7 +29,7 @@ def kill_in_step(task: Task, floats: int, victim: int, moment: str, ps: int = 0)
             if moment == "computes":
                 _kill(victim)
             else:
-                os.kill(ps, signal.SIGSTOP)
+                halt(ps)
                 threading.Thread(target=kill_once_it_pushes).start()
             return value + np.float32(1)
 

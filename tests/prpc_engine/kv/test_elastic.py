@@ -18,6 +18,7 @@ from prpc_engine.errors import ConfigError, DeadlineExceeded, NoServer
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
 from prpc_engine.kv.tree import PlacementNode
 from prpc_engine.service import SERVERS_PATH
+from tests.program import halt
 from tests.prpc_engine.kv.elastic_processes import (
     KEYS_A_PUSH,
     PUSH_TIMEOUT_S,
@@ -168,7 +169,7 @@ def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothin
         mine.push(TABLE, keys_of(0, 0), ONES)
         stopped = next(iter(servers.values()))
         before = watcher.placement()
-        os.kill(stopped.pid, signal.SIGSTOP)
+        halt(stopped.pid)
         pushes = [mine.submit_push(TABLE, keys_of(0, push), ONES, timeout_s=PUSH_TIMEOUT_S) for push in range(1, 9)]
         wait_until(lambda: watcher.is_whole(1), "the other one has everything")
         after = watcher.placement()

@@ -17,6 +17,7 @@ from prpc_engine.kv import ElasticServer, EpochChanged, TableServer, TableShard,
 from prpc_engine.kv.local import LocalService
 from prpc_engine.kv.session import Session
 from tests.faults.zygote import Life
+from tests.program import halt
 from tests.prpc_engine.kv.elastic_processes import PUSH_TIMEOUT_S, elastic_world
 from tests.prpc_engine.kv.test_exactly_once import cut_all, serve_tables
 from tests.prpc_engine.workloads.farm import Farm, end
@@ -177,7 +178,7 @@ def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(far
             assert placement is not None
             primary, (replica,) = placement.partitions[0].primary, placement.partitions[0].replicas
             if ack == "applied":
-                os.kill(servers[replica].pid, signal.SIGSTOP)
+                halt(servers[replica].pid)
             worker.push("large", grads, timeout_s=PUSH_TIMEOUT_S)
             servers[primary].kill()
             os.kill(servers[replica].pid, signal.SIGCONT)
