@@ -154,7 +154,7 @@ def test_who_is_refused_by_a_taker_no_longer_counts(house: House) -> None:
         sock.sendall(b"PRPC" + bytes(62))  # a hello of version 0
         assert sock.recv(4) == b"PRPC"  # the farewell, which says what is spoken here
     wait_until(lambda: house.takers[1].statistics().refused == 1)
-    assert house.dealer.connections() == (0,)
+    wait_until(lambda: house.dealer.connections() == (0,))
 
 
 def test_what_is_no_hello_never_leaves_the_process_with_the_port(house: House) -> None:

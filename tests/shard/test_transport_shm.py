@@ -186,9 +186,14 @@ class TestShm(TransportContract):
         segment = make_rings(LIMITS.ring_bytes)
         sock = local.dial(world.listener.address, time.monotonic() + PATIENCE_S)
 
+        about_to, go_on, gone = threading.Event(), threading.Event(), threading.Event()
+
         def prove_and_go(proof: bytes) -> None:
+            about_to.set()
+            assert go_on.wait(PATIENCE_S)
             socket.send_fds(sock, [proof], [segment.fd])
             sock.close()
+            gone.set()
 
         def run() -> None:
             with contextlib.suppress(OSError, ShardError):
@@ -196,6 +201,9 @@ class TestShm(TransportContract):
 
         thread = threading.Thread(target=run)
         thread.start()
+        world.turn_until(about_to.is_set)
+        go_on.set()
+        assert gone.wait(PATIENCE_S)  # before the listener reads the proof
         world.turn_until(lambda: "refused a local process" in caplog.text)
         thread.join(PATIENCE_S)
         segment.close()
