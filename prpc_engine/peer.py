@@ -493,5 +493,5 @@ class Peer:
             if job.cancel is not None and (job.inbox is not None or job.is_queued):
                 job.cancel(gone)
         self._on_lost(self)
-        for tell in self.when_lost:
+        for tell in list(self.when_lost):
             tell(self)

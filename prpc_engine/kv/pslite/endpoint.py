@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from prpc_engine.context import calling_peer
 from prpc_engine.errors import Backpressure
 from prpc_engine.failures import told
 from prpc_engine.kv.pslite import wire
@@ -15,6 +16,7 @@ from prpc_engine.kv.pslite.mailroom import KV, SIMPLE, Mailroom
 from prpc_engine.kv.pslite.meetings import Meetings
 from prpc_engine.kv.pslite.reliable import Arrivals, Dice
 from prpc_engine.kv.pslite.wire import FORGOTTEN
+from prpc_engine.peer import Peer
 from shard import Future, Reactor
 
 LATE_MAX = 65536  # answers that are to come later, of requests that came together
@@ -93,11 +95,19 @@ class Endpoint:
         if self.meetings.arrive(group, expected, nodes, call, passed):
             return ()
         timer = self._reactor.call_later(patience_s, partial(self.meetings.give_up, group, expected, call))
+        peer = calling_peer()
+
+        def lost(_: Peer) -> None:
+            call.cancel()  # dead, it would count as there; alive, it comes again
 
         def leave(_: Future) -> None:
             timer.cancel()
+            if peer is not None:
+                peer.when_lost.remove(lost)
             self.meetings.leave(group, nodes, call)
 
+        if peer is not None:
+            peer.when_lost.append(lost)
         call.add_done_callback(leave)
         return call
 

@@ -433,6 +433,21 @@ def replaced_server(folder: str) -> None:
     ps.finalize(0, True)
 
 
+def dead_in_barrier(folder: str) -> None:
+    """A server is killed while it waits in the last barrier: it does not count as there."""
+    path = Path(folder)
+    ps.start(0)
+    if ps.is_scheduler():
+        postoffice = ps.get_postoffice()
+        wait_until(lambda: postoffice.waiting(ps.ALL) == {8}, "the server in the barrier")
+        (path / "waits").touch()
+        wait_until(lambda: not postoffice.waiting(ps.ALL), "its end")
+        (path / "gone").touch()
+    elif ps.is_worker():
+        wait_until(lambda: (path / "gone").exists(), "the end of the server")
+    ps.finalize(0, ps.is_server())
+
+
 def joint() -> None:
     """Processes that are a server and a worker each: both ids, both ranks, exact sums, barriers of either group."""
     ps.start(0)
@@ -459,7 +474,7 @@ def crash() -> None:
 
 FLOWS = (
     connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers, rejoin, lost_server,
-    replaced_server, crash, joint, group, threads, landing, awaited, order, own_benchmark,
+    replaced_server, dead_in_barrier, crash, joint, group, threads, landing, awaited, order, own_benchmark,
     together, holder, rejoin_launched, elastic, miscounted, ipc_benchmark, benchmark_stress,
 )  # fmt: skip
 

@@ -249,6 +249,17 @@ def test_a_server_that_dies_is_replaced_under_its_node_id(tmp_path: Path) -> Non
         assert [each.wait(PATIENCE_S) for each in (worker, server, scheduler)] == [0, 0, 0]
 
 
+def test_a_server_that_dies_in_a_barrier_does_not_count_as_there(tmp_path: Path) -> None:
+    with Processes(1, 1) as job:
+        scheduler, server, worker = (
+            job.start(role, "dead_in_barrier", str(tmp_path)) for role in ("scheduler", "server", "worker")
+        )
+        wait_until(lambda: (tmp_path / "waits").exists(), "the server in the barrier")
+        server.kill()
+        server.wait(PATIENCE_S)
+        assert [each.wait(PATIENCE_S) for each in (worker, scheduler)] == [0, 0]
+
+
 def test_a_server_that_dies_fails_what_was_asked_of_it_and_is_known_to_be_dead() -> None:
     with Processes(1, 1) as job:
         scheduler, server, worker = (job.start(role, "lost_server") for role in ("scheduler", "server", "worker"))
