@@ -23,7 +23,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shard.errors import ClosedError, ForkedError
@@ -157,7 +158,7 @@ class Driver:
         clock = time.monotonic
         idle: Idle = Spin() if self.polling else self._adaptive
         now = clock()
-        told = False
+        tell: Callable[[Future], object] | None = None
         while not future.finished and not self.closing:
             if poll(now) or spin(SPIN_TURNS):
                 while not future.finished and spin(FLOW_TURNS):
@@ -168,31 +169,40 @@ class Driver:
                 now = clock()
                 park_s = idle.idle(now)
                 if park_s:
-                    if not told:  # another thread may complete the future, and nothing else would end the park then
-                        told = True
-                        future.add_done_callback(lambda _: reactor.call_soon(_look_again))
+                    if tell is None:  # another thread may complete the future, and nothing else would end the park then
+                        tell = partial(_end_park, reactor)
+                        future.add_done_callback(tell)
                     if deadline is not None:
                         park_s = min(park_s, max(0.0, deadline - now))
                     reactor.park(park_s)
                     now = clock()
             if deadline is not None and now >= deadline:
-                return
+                break
+        if tell is not None:
+            future.remove_done_callback(tell)
 
     def _follow(self, future: Future, deadline: float | None) -> None:
         self._check_usable()
         turn = threading.Semaphore(0)
+
+        def tell(_: Future) -> None:
+            turn.release()
+
         self.ask_for_lead()
         self._followers.append(turn)
-        future.add_done_callback(lambda _: turn.release())
+        future.add_done_callback(tell)
         remaining = STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
         # Bounded: should the lead be given up between our look at it and our queueing, nobody would call us.
-        if self._lead.locked():
-            turn.acquire(timeout=remaining)
         try:
-            self._followers.remove(turn)
-        except ValueError:
-            if future.finished:
-                self._pass_on()  # called to lead, and no longer in need of it
+            if self._lead.locked():
+                turn.acquire(timeout=remaining)
+        finally:  # interrupted, too
+            future.remove_done_callback(tell)
+            try:
+                self._followers.remove(turn)
+            except ValueError:
+                if future.finished:
+                    self._pass_on()  # called to lead, and no longer in need of it
 
     def _pass_on(self) -> None:
         try:
@@ -308,7 +318,7 @@ class Driver:
                     idle.work(now)
                 elif idle.idle(now):
                     reactor.park(PARK_S_MAX)
-            except Exception:  # a bug in a callback of ours: said, and survived, or everybody here would wait for ever
+            except BaseException:  # a bug or an exit in a callback: said, and survived, or everybody here would wait for ever
                 logger.exception("the reactor's turn failed; it goes on")
                 time.sleep(AFTER_BUG_S)
 
@@ -338,6 +348,10 @@ class Driver:
         else:
             logger.warning("a handler still runs %s s after close(): its thread is left to end by itself", CLOSE_TIMEOUT_S)
         self._stalls.close()
+
+
+def _end_park(reactor: Reactor, _: Future) -> None:
+    reactor.call_soon(_look_again)
 
 
 def _look_again() -> None:

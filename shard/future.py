@@ -95,6 +95,12 @@ class Future(msgspec.Struct, eq=False):
         if self.finished:  # perhaps after the completing thread had looked at the list
             self._run_callbacks()
 
+    def remove_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Take back what add_done_callback() added; nothing to do when it has run."""
+        if self._callbacks:
+            with contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
+
     def result(self, timeout_s: float | None = None) -> Any:
         """The value, once there; raises the error it was completed with, or TimeoutError after `timeout_s` seconds."""
         if not self.finished and not self._wait(timeout_s):

@@ -336,7 +336,8 @@ class ShardGroup:
 
         def decided() -> bool:
             lives = self._supervisor.lives
-            return len(self._submits) == self.size or any(life.state is State.GONE for life in lives)
+            gone = any(life.state is State.GONE and life.index in self._down for life in lives)  # and the reason is there
+            return gone or len(self._submits) == self.size
 
         with self._changing:
             if not self._changing.wait_for(decided, max(0.0, deadline - time.monotonic())):
@@ -389,7 +390,7 @@ class ShardGroup:
             with contextlib.suppress(ShardError):  # that shard is gone already
                 empty.append(submit(_wait_empty, ()))
         for future in empty:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, ClosedError):  # whoever owns the driver may have closed it
                 future.error(max(0.0, deadline - time.monotonic()))
         # failpoint: group.before_stop
         for lane in list(self._lanes.values()):
@@ -400,10 +401,13 @@ class ShardGroup:
         for ends in self._first_ends:  # of shards that were never started
             for end in ends.values():
                 end.close()
+        closed = Future(self.driver)
         if not self.driver.closing:
-            closed = Future(self.driver)
             self.driver.reactor.call_soon(partial(self._close_lanes, closed))
-            closed.result()
+            with contextlib.suppress(ClosedError):  # the driver was closed at this very moment
+                closed.result()
+        if not closed.done():  # nobody turns the reactor any more
+            self._close_lanes(closed)
         self._supervisor.close()
         if self._owns_driver:
             self.driver.close()

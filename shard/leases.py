@@ -64,8 +64,9 @@ class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 class Line:
-    """The socket over which two processes met. Held by the connection's Borrowings, and by the lender's slab while a peer may
-    read blocks after the connection's end; closes with the last of them."""
+    """The socket over which two processes met. Held by the connection's Notes and Borrowings, by the lender's slab while a peer
+    may read blocks after the connection's end, and by each thread that writes to it, for as long as that takes: closes with the
+    last of them, so that nobody writes to a number that has been used again."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -92,7 +93,7 @@ class Borrowings:
         self.wake_if_parked: Callable[[], None] = _nobody_waits
         self._clock = clock
         self._pid = os.getpid()
-        _borrowings_alive.add(self)
+        _borrowings_alive[id(self)] = self
 
     def borrow(self, memory: memoryview, offset: int, nbytes: int, lease: int) -> NDArray[np.uint8]:
         """A read-only array over the peer's block, 1-D uint8: what the peer writes there shows in it.
@@ -128,12 +129,14 @@ def _nobody_waits() -> None:
     """Returned leases wait for the next turn."""
 
 
-_borrowings_alive: weakref.WeakSet[Borrowings] = weakref.WeakSet()
+# By id. A snapshot of the references takes one step, whereas a set may grow while another thread iterates over it.
+_borrowings_alive: weakref.WeakValueDictionary[int, Borrowings] = weakref.WeakValueDictionary()
 
 
 def held_by_this_process() -> tuple[Held, ...]:
     """What this process holds of all peers, oldest first, those too whose connection has ended. A snapshot."""
-    return tuple(sorted((held for each in list(_borrowings_alive) for held in each.held()), key=lambda held: held.since_s))
+    alive = [each for ref in _borrowings_alive.valuerefs() if (each := ref()) is not None]
+    return tuple(sorted((held for each in alive for held in each.held()), key=lambda held: held.since_s))
 
 
 class Lendings:
@@ -166,6 +169,8 @@ class Lendings:
         lease = self._next_lease()
         self._lent[lease] = block, nbytes, self._clock(), call_site() if self._debug else None
         # failpoint: lease.lent
+        if self._connection_ended:  # by another thread, and hand_over() may not have seen this lease: nobody else would end it
+            self.undo(lease)
         return lease
 
     def take_back(self, lease: int) -> None:

@@ -170,7 +170,7 @@ class Lane:
             # failpoint: mesh.before_call
             self._send(body, blocks)
         except BaseException:
-            del self._in_flight[call_id]
+            self._in_flight.pop(call_id, None)  # the lane may have ended since, and its calls with it
             self._sampled.pop(call_id, None)
             raise
         # failpoint: mesh.after_call

@@ -179,8 +179,9 @@ class ReadyQueues:
 
     def take_all(self) -> list[Step]:
         """Empty every queue: the reactor ends. What was in them."""
-        steps = [step for queue in self._order for step in queue.steps]
+        steps: list[Step] = []
         for queue in self._order:
+            steps += queue.steps  # in one go: other threads may append meanwhile
             queue.steps.clear()
         self.others.clear()
         return steps

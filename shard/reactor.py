@@ -125,6 +125,8 @@ class Reactor:
 
     def remove_source(self, source: Source) -> None:
         """Poll it no longer."""
+        if self.closed:
+            return  # it has forgotten them all
         self._sources.remove(source)
         self._polls = [one.poll for one in self._sources]
 

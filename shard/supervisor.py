@@ -212,10 +212,10 @@ class Supervisor:
             if isinstance(error, PeerLostError):  # it is dying, and how it ended will say more
                 life.end_by = now + END_TIMEOUT_S
             elif error is None:
+                due, life.state, life.due = life.due, State.UP, now  # before anybody who waits for that is told
                 life.ready = self._on_ready(life.index)
-                if life.ready is None:
-                    life.state, life.due = State.UP, now
-                else:
+                if life.ready is not None:
+                    life.state, life.due = State.STARTING, due
                     life.ready.add_done_callback(lambda _: self._wake())
             else:
                 life.error = error
@@ -251,10 +251,13 @@ class Supervisor:
             logger.exception("shard %d could not be started", life.index)
             life.error = error
             delay_s = self._policy.delay_s(None, life.restarts)
+            outlook = self._policy.outlook(None, life.restarts)
             if delay_s is None:
                 life.state = State.GONE
             else:
                 life.state, life.due = State.WAITING, now + delay_s
+            self._on_down(life.index, f"shard {life.index} could not be started: {error}; {outlook}")
 
     def _is_over(self) -> bool:
-        return self._stop_by is not None and all(life.process is None for life in self.lives)
+        over = self._stop_by is not None and all(life.process is None for life in self.lives)
+        return over and all(life.state is not State.WAITING for life in self.lives)  # the next look says that they are gone

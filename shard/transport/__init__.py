@@ -189,13 +189,14 @@ class Connection(ABC, Generic[Item]):
         self.error = error or ClosedError(f"the connection to {self.peer} was closed here")
         self._end()
         with self._writing:  # another thread may be in drain()
-            for item, _ in self._outbox:
+            while self._outbox:  # others that saw no end yet append meanwhile
+                item, size = self._outbox.popleft()
+                self._outbox_bytes -= size
                 beginning = self._beginning(item)
                 if beginning:
                     self.unsent.append(beginning)
                 self._discard(item)
-            self._outbox.clear()
-            self._outbox_bytes = 0
+        self.drain()  # what was appended after that look; it goes nowhere
         on_close, self.on_close, self.on_message = self.on_close, _ignore_close, _ignore_message
         on_close(self, self.error)
 

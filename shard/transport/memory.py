@@ -74,6 +74,8 @@ class MemoryConnection(Connection[Message]):
         return Traffic(self._bytes_sent, self._bytes_received)
 
     def _write(self, item: Message) -> bool:
+        if self.error is not None:
+            return True  # as on any connection that ended: taken, and dropped
         other = self._other
         if self._weather.clogged or other is None or other.reactor is None or len(other._in_flight) >= IN_FLIGHT_MAX:
             return False
@@ -188,8 +190,9 @@ class MemoryTransport(Transport):
         ours.peer_identity = theirs.peer_identity = PeerIdentity(secret=secret, same_user=True)
 
         def arrive() -> None:
-            theirs.attach(reactor)
-            accept(theirs)
+            if theirs.error is None:  # else ours was closed meanwhile, and nobody would be told that again
+                theirs.attach(reactor)
+                accept(theirs)
 
         reactor.call_soon(arrive)
         return ours

@@ -23,6 +23,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError
 
@@ -39,27 +40,38 @@ _RING_NOTE = NOTE.pack(RING, 0, 0, 0)
 _GOODBYE_NOTE = NOTE.pack(GOODBYE, 0, 0, 0)
 
 
-class Notes:
-    """One end of the socket. Reads in the reactor's thread, writes from any; the socket belongs to the leases (leases.Line)."""
+class Line(Protocol):
+    """Who owns the socket, and closes it with its last holder: leases.Line."""
 
-    def __init__(
-        self, sock: socket.socket, peer: str, on_segment: Callable[[int, int], None], on_dropped: Callable[[int], None]
-    ) -> None:
+    socket: socket.socket
+
+
+class _Ended:
+    """In the place of a line that was let go of."""
+
+    socket = socket.socket()
+    socket.close()
+
+
+class Notes:
+    """One end of the socket. Reads in the reactor's thread, writes from any, and holds the line while it does."""
+
+    def __init__(self, line: Line, peer: str, on_segment: Callable[[int, int], None], on_dropped: Callable[[int], None]) -> None:
         """on_segment(number, fd) owns the descriptor it is called with."""
-        sock.setblocking(False)
+        line.socket.setblocking(False)
         self.said_goodbye = False  # the peer did
         self.ended = False  # the peer's end of the socket is closed
         self._on_segment = on_segment
         self._on_dropped = on_dropped
         self.on_handover: Callable[[int, list[int]], None] = _close_all  # owns the descriptors, too
-        self._socket = sock
+        self._line = line
         self._peer = peer
         self._received = bytearray()  # a note cut short
         self._fds: deque[int] = deque()
 
     def fileno(self) -> int:
         """To be watched for reading."""
-        return self._socket.fileno()
+        return self._line.socket.fileno()
 
     def ring(self) -> None:
         """Wake the peer."""
@@ -70,8 +82,9 @@ class Notes:
         self._say(_GOODBYE_NOTE)
 
     def _say(self, note: bytes) -> None:
+        line = self._line
         try:
-            self._socket.send(note)
+            line.socket.send(note)
         except BlockingIOError:
             return  # so full that the peer has been told to look already
         except OSError:
@@ -79,8 +92,9 @@ class Notes:
 
     def tell_dropped(self, number: int) -> bool:
         """A segment is gone; False when the socket has no room for the note now."""
+        line = self._line
         try:
-            self._socket.send(NOTE.pack(DROPPED, 0, 0, number))
+            line.socket.send(NOTE.pack(DROPPED, 0, 0, number))
         except BlockingIOError:
             return False
         except OSError:
@@ -90,13 +104,14 @@ class Notes:
     def hand_over(self, kind: int, number: int, fds: Sequence[int]) -> None:
         """Give the peer copies of up to FDS_MAX descriptors. Raises PeerLostError."""
         note = NOTE.pack(kind, len(fds), 0, number)
+        line = self._line
         while True:
             try:
-                socket.send_fds(self._socket, [note], fds)
+                socket.send_fds(line.socket, [note], fds)
                 return
             except BlockingIOError as error:
                 poller = select.poll()
-                poller.register(self._socket, select.POLLOUT)
+                poller.register(line.socket, select.POLLOUT)
                 if not poller.poll(TIMEOUT_MS):
                     raise PeerLostError(f"{self._peer} does not read its socket") from error
             except OSError as error:
@@ -107,7 +122,7 @@ class Notes:
 
         Raises RemoteProtocolError, and ShardError when this process has no descriptor left for one that came."""
         try:
-            data, fds, flags, _ = socket.recv_fds(self._socket, READ_BYTES, FDS_MAX)
+            data, fds, flags, _ = socket.recv_fds(self._line.socket, READ_BYTES, FDS_MAX)
         except BlockingIOError:
             return 0
         except ConnectionResetError:  # it died with notes of ours unread; its own have been read by now
@@ -142,9 +157,10 @@ class Notes:
             raise RemoteProtocolError(f"note of kind {kind} with {count} descriptors on the doorbell socket")
 
     def close(self) -> None:
-        """Let go of descriptors that no note has claimed; the socket is closed by its owner."""
+        """Let go of descriptors that no note has claimed, and of the line."""
         _close_all(0, list(self._fds))
         self._fds.clear()
+        self._line = _Ended
 
 
 def _close_all(number: int, fds: list[int]) -> None:

@@ -94,7 +94,8 @@ class ShmConnection(Connection[Record]):
         incarnation: int | None = None,
     ) -> None:
         super().__init__(peer, limits)
-        self.notes = Notes(sock, peer, self._on_segment, self._on_dropped)
+        line = Line(sock)
+        self.notes = Notes(line, peer, self._on_segment, self._on_dropped)
         self._slab = slab
         self._producer = RingProducer(outgoing, peer, incarnation)
         self._consumer = RingConsumer(incoming, peer, incarnation)
@@ -106,7 +107,7 @@ class ShmConnection(Connection[Record]):
         self._leases_max = self._record_bytes_max // LEASE.size  # in one record
         self._short_bytes_max = min(self._record_bytes_max, limits.body_bytes_max)
         self._lendings = Lendings(slab, peer)
-        self._borrowings = Borrowings(Line(sock), peer, slab.clock)
+        self._borrowings = Borrowings(line, peer, slab.clock)
         self._returned = self._borrowings.returned
         self._segments_told: set[int] = set()
         self._drops_seen = 0  # of the slab's segments
@@ -169,9 +170,11 @@ class ShmConnection(Connection[Record]):
                 parts.append(body)
             else:
                 parts.append(self._lend(np.frombuffer(body, np.uint8), body_bytes, leases))
-        except BaseException:
+        except BaseException as failure:
             for lease in leases:
                 self._lendings.undo(lease)
+            if self.error is not None and isinstance(failure, Exception):
+                raise self._ended() from failure  # by another thread, and the slab may be closed, too
             raise
         payload = b"".join(parts + inline if inline else parts)
         return Record(payload, MESSAGE, tuple(leases), b"" if inline_body else bytes(body[:BEGINNING_BYTES])), len(payload)
@@ -391,6 +394,8 @@ class ShmConnection(Connection[Record]):
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def attach(self, reactor: Reactor) -> None:
+        if self.error is not None:
+            return  # closed before its turn came
         self.reactor = reactor
         self._borrowings.wake_if_parked = lambda: reactor.wake() if reactor.parked else None
         reactor.add_source(self)

@@ -98,6 +98,9 @@ class SocketLane(Connection[list[memoryview]]):
                 self._partial = [memoryview(message)]
             except OSError as error:
                 raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
+            except BaseException:
+                self._cut()
+                raise
             finally:
                 self._writing.release()
             if free:
@@ -131,6 +134,9 @@ class SocketLane(Connection[list[memoryview]]):
                 self._want_writable()
         except OSError as error:
             raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
+        except BaseException:
+            self._cut()
+            raise
         finally:
             self._writing.release()
         if self._outbox:
@@ -162,9 +168,17 @@ class SocketLane(Connection[list[memoryview]]):
         except OSError:
             self._partial = []  # the reader will see the end, and says so to everyone
             return True
+        except BaseException:
+            self._cut()
+            raise
         if self._partial:
             self._want_writable()
         return True
+
+    def _cut(self) -> None:
+        """Ctrl-C while it wrote: nobody knows what has left, and what follows would be taken for the rest. The reader sees it."""
+        with contextlib.suppress(OSError):  # it has ended already
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def _send(self, parts: list[memoryview]) -> list[memoryview]:
         """Write what the kernel takes; the rest."""
@@ -196,6 +210,8 @@ class SocketLane(Connection[list[memoryview]]):
             waiting = [self._outbox.popleft() for _ in range(len(self._outbox))]
             # In front again: other threads append meanwhile.
             self._outbox.extendleft(([memoryview(bytes(part)) for part in parts], size) for parts, size in reversed(waiting))
+        if self._outbox:
+            self.drain()  # what others appended while they could not write
 
     def _want_writable(self) -> None:
         reactor = self.reactor

@@ -77,8 +77,14 @@ class TlsSocket(ssl.SSLSocket):
     """A socket with TLS on it. Like a plain one, it raises BlockingIOError where it would have to wait, answers b"" or 0 when the
     peer said goodbye, and ConnectionResetError when it vanished. Owned like a plain one, by its Greeting or TcpConnection."""
 
-    turn: threading.Lock  # set by Tls: the reactor's thread reads while others send, and OpenSSL bears one at a time
+    turn: threading.Lock  # the reactor's thread reads while others send, and OpenSSL bears one at a time
     has_more: bool  # decrypted and not yet read: epoll does not tell of it
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> TlsSocket:
+        """Here, because SSLContext.wrap_socket() makes it, and reads from it when the peer is gone already."""
+        made = super().__new__(cls, *args, **kwargs)
+        made.turn, made.has_more = threading.Lock(), False
+        return made
 
     def shake(self) -> int:
         """One step of the handshake: 0 when it is done, else the event of epoll that the next step waits for.
@@ -195,7 +201,10 @@ class Tls:
 
         Raises AuthenticationError, RemoteProtocolError, UnreachableError."""
         sock.setblocking(False)
-        tls = self._wrap(self._connecting, sock, False)
+        try:
+            tls = self._wrap(self._connecting, sock, False)
+        except OSError as error:
+            raise UnreachableError(f"{address} hung up before the TLS handshake: {error.strerror or error}") from error
         poll = select.poll()
         try:
             event = tls.shake()
@@ -214,9 +223,9 @@ class Tls:
 
     @staticmethod
     def _wrap(context: ssl.SSLContext, sock: socket.socket, accepted: bool) -> TlsSocket:
+        sock.getpeername()  # raises for a peer that is gone: wrap_socket() would leave the socket open then
         tls = context.wrap_socket(sock, server_side=accepted, do_handshake_on_connect=False, suppress_ragged_eofs=False)
         assert isinstance(tls, TlsSocket)
-        tls.turn, tls.has_more = threading.Lock(), False
         return tls
 
 

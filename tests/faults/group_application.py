@@ -35,8 +35,8 @@ from tests.faults.zygote import Life
 SHARDS = 3  # one dies, one may be started again meanwhile, one looks on
 BURSTS = 3  # a phase
 CALLS = 4  # of each process to each other, in one burst
-WAIT_S = 15.0  # means that it hangs
-HANG_S = 40.0  # of one round; then the stacks of all threads are printed and the process ends
+WAIT_S = 30.0  # means that it hangs
+HANG_S = 120.0  # of one round; then the stacks of all threads are printed and the process ends
 TOKEN = 4711
 RESTART = RestartPolicy("on-failure", restarts_max=20, backoff_s=0.01, backoff_s_max=0.05)
 NEVER = RestartPolicy("never")

@@ -32,7 +32,7 @@ SEGMENT_BYTES_FIRST = 256 << 10  # of a child's slab: reserving the usual 8 MB t
 WINDOW = 3  # messages sent ahead of those received
 HELD_MAX = 4  # messages whose blocks are kept
 PARK_S = 0.05  # one sleep; what should end it is a doorbell
-DEADLINE_S = 20.0  # means that it hangs
+DEADLINE_S = 60.0  # means that it hangs
 
 Message = tuple[bytes, list[NDArray[np.uint8]]]
 

@@ -146,6 +146,11 @@ def names_in_shm(victim: Victim) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if f".{victim.pid}." in name]
 
 
+# The dead are anybody's who collects garbage: a test beside these, by the time that they look.
+needs_its_garbage = pytest.mark.alone
+
+
+@needs_its_garbage
 @pytest.mark.parametrize("name", points_of("ring"))
 def test_when_both_die_the_next_run_starts_without_anybody_cleaning_up(
     name: str, zygote: Zygote, census: dict[str, Census], seed: int
@@ -175,6 +180,7 @@ def test_when_both_die_the_next_run_starts_without_anybody_cleaning_up(
         assert victim.wait(DEADLINE_S) == 0
 
 
+@needs_its_garbage
 @pytest.mark.parametrize("name", points_of("handle", "segment"))
 def test_a_maker_that_dies_leaves_a_name_at_most_and_it_is_collected(name: str, zygote: Zygote) -> None:
     for _ in range(max(1, ROUNDS // 4)):
@@ -187,6 +193,7 @@ def test_a_maker_that_dies_leaves_a_name_at_most_and_it_is_collected(name: str, 
         assert not names_in_shm(maker)
 
 
+@needs_its_garbage
 def test_collecting_after_the_dead_leaves_the_rings_of_other_jobs_alone(zygote: Zygote) -> None:
     other, reading_other = start_telling(zygote, hold_a_ring, "otherjob")
     others_ring = told(reading_other)

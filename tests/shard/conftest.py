@@ -8,6 +8,7 @@ import pytest
 
 from shard import Driver, Reactor, ShardGroup, Slab
 from tests.helpers import ManualClock
+from tests.shard.processes import PATIENCE_S
 
 
 @pytest.fixture
@@ -33,6 +34,6 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
 @pytest.fixture
 def group() -> Iterator[ShardGroup]:
-    """Two shards that stay down once they are down."""
-    with ShardGroup(2, start_method="forkserver") as made:
+    """Two shards that stay down once they are down, and end by themselves however slow the machine is."""
+    with ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S) as made:
         yield made

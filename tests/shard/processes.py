@@ -14,7 +14,7 @@ import psutil
 
 from shard import PeerLostError, ShardGroup
 
-PATIENCE_S = 30.0  # a test that waits longer has failed
+PATIENCE_S = 60.0  # a test that waits longer has failed
 
 
 def gone(pid: int) -> bool:
@@ -47,6 +47,29 @@ def watched(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def wait_until(happened: Callable[[], object], what: str) -> None:
+    """Poll for it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline, f"never: {what}"
+        os.sched_yield()
+
+
+def why_down(group: ShardGroup, index: int) -> str:
+    """What is said of a shard that has died, or is about to, once the application knows how it ended."""
+    said = [""]
+
+    def is_told() -> bool:
+        try:
+            group.submit_to(index, os.getpid).error(PATIENCE_S)
+        except PeerLostError as error:
+            said[0] = str(error)
+        return "is gone" in said[0]
+
+    wait_until(is_told, f"shard {index} is down")
+    return said[0]
 
 
 def kill(group: ShardGroup, *indices: int) -> None:

@@ -104,7 +104,7 @@ def test_the_busy_ratio_is_the_time_that_was_not_idle() -> None:
 
 
 def test_shards_count_calls_failures_tasks_and_traffic() -> None:
-    with ShardGroup(2, start_method="forkserver") as group:
+    with ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S) as group:
         for number in range(5):
             group.submit_to(1, functions.double, number).result(PATIENCE_S)
         group.submit_to(1, functions.double_async, 1).result(PATIENCE_S)
@@ -123,7 +123,7 @@ def test_shards_count_calls_failures_tasks_and_traffic() -> None:
 
 
 def test_one_call_of_many_is_timed_at_both_ends() -> None:
-    with ShardGroup(1, start_method="forkserver") as group:
+    with ShardGroup(1, start_method="forkserver", drain_s=PATIENCE_S) as group:
         futures = [group.submit_to(0, functions.double, number) for number in range(500)]
         assert [future.result(PATIENCE_S) for future in futures] == [2 * number for number in range(500)]
         calls = group.latency_ns()

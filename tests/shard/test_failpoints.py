@@ -150,6 +150,7 @@ def test_without_the_variable_nothing_can_be_armed() -> None:
 # -- a process with failpoints -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone  # it collects garbage, which a test beside it may need
 def test_a_process_dies_at_the_hit_it_was_told_and_not_before() -> None:
     ended = run(WRITE_TEN, "ring.after_payload=kill9@4")
     shard.collect_garbage()  # the ring's name: its maker could not take it away
@@ -157,6 +158,7 @@ def test_a_process_dies_at_the_hit_it_was_told_and_not_before() -> None:
     assert ended.stdout.split() == ["0", "1", "2", "3"]
 
 
+@pytest.mark.alone  # as above
 def test_a_process_exits_with_the_code_it_was_told() -> None:
     ended = run(WRITE_TEN, "ring.after_tail=exit:7")
     shard.collect_garbage()

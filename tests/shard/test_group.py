@@ -21,7 +21,7 @@ from tests.shard.processes import PATIENCE_S, gone, kill
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_a_group_works_alike_whatever_starts_its_shards(start_method: str, tmp_path: Path) -> None:
     factor = 3
-    with ShardGroup(2, start_method=start_method, restart="on-failure") as group:
+    with ShardGroup(2, start_method=start_method, restart="on-failure", drain_s=PATIENCE_S) as group:
         assert group.map(functions.index) == [0, 1]
         assert group.map(lambda value: value * factor, 2) == [6, 6]
         assert group.map(functions.ask_all, 4) == [[8], [8]]
@@ -60,7 +60,7 @@ def test_a_group_may_use_a_driver_that_is_there_and_leaves_it_open() -> None:
 
 @pytest.mark.parametrize("idle", ["spin", "adaptive", "park"])
 def test_shards_answer_however_they_idle(idle: str) -> None:
-    with ShardGroup(1, idle=idle, start_method="forkserver") as group:
+    with ShardGroup(1, idle=idle, start_method="forkserver", drain_s=PATIENCE_S) as group:
         assert group.submit_to(0, functions.double, 21).result(PATIENCE_S) == 42
         if idle != "spin":
             group.submit_to(0, functions.wait_for_a_park).result(PATIENCE_S)
@@ -76,7 +76,7 @@ def test_the_environment_says_whether_shards_poll(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv("PRPC_ENABLE_POLLING", raising=False)
     else:
         monkeypatch.setenv("PRPC_ENABLE_POLLING", value)
-    with ShardGroup(1, start_method="forkserver") as group:
+    with ShardGroup(1, start_method="forkserver", drain_s=PATIENCE_S) as group:
         assert group.submit_to(0, functions.double, 21).result(PATIENCE_S) == 42
         assert group.driver.polling is (not parks)
         if parks:
@@ -174,7 +174,7 @@ def test_a_group_made_in_one_thread_is_used_and_closed_in_others() -> None:
     groups: list[ShardGroup] = []
     answers: list[list[int]] = []
     for work in (
-        lambda: groups.append(ShardGroup(2, start_method="forkserver")),
+        lambda: groups.append(ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S)),
         lambda: answers.append(groups[0].map(functions.index)),
         lambda: groups[0].close(),
     ):
@@ -183,6 +183,15 @@ def test_a_group_made_in_one_thread_is_used_and_closed_in_others() -> None:
         thread.join(PATIENCE_S)
     assert answers == [[0, 1]]
     assert [each.exit_code for each in groups[0].statistics().shards] == [0, 0]
+
+
+def test_a_group_whose_driver_was_closed_first_ends_its_shards_all_the_same() -> None:
+    driver = Driver(polling=False)
+    group = ShardGroup(1, driver=driver, start_method="forkserver")
+    driver.close()
+    group.close()
+    (shard,) = group.statistics().shards
+    assert (shard.state, gone(shard.pid)) == ("gone", True)
 
 
 def test_two_threads_may_close_it_at_once(group: ShardGroup) -> None:

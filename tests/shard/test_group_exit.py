@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pasted import without_stalls
 from tests.shard.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -58,10 +59,8 @@ WAYS = {
 }
 
 
-# A shard that is busy or stopped is reported with its stack, and one that is to come back is announced.
-EXPECTED = re.compile(
-    r"shard 0 \(pid \d+\): .* has held the reactor|  |shard 0 \(pid \d+, incarnation 1\) is gone: .*; restart 1 of 5"
-)
+# One that is to come back is announced; that a shard is busy or stopped, too, and on a busy machine any may seem so.
+EXPECTED = re.compile(r"shard 0 \(pid \d+, incarnation 1\) is gone: .*; restart 1 of 5")
 
 
 def run(tmp_path: Path, main: str, start_method: str) -> subprocess.CompletedProcess[str]:
@@ -88,7 +87,7 @@ WAYS_BY_SPAWN = ("in a global", "calls in flight", "a busy shard", "sys.exit", "
 def test_the_interpreter_ends_silently_with_an_open_group(tmp_path: Path, way: str, start_method: str) -> None:
     main, exit_code = WAYS[way]
     ended = run(tmp_path, main, start_method)
-    told = [line for line in ended.stderr.splitlines() if not EXPECTED.match(line)]
+    told = [line for line in without_stalls(ended.stderr).splitlines() if not EXPECTED.match(line)]
     assert told == []
     assert (ended.stdout, ended.returncode) == ("", exit_code)
 
@@ -96,9 +95,10 @@ def test_the_interpreter_ends_silently_with_an_open_group(tmp_path: Path, way: s
 @pytest.mark.parametrize("main", ["global group; group = new(); raise KeyError('mine')", "with new(): raise KeyError('mine')"])
 def test_an_exception_of_the_user_is_all_that_is_said(tmp_path: Path, main: str) -> None:
     ended = run(tmp_path, main, "forkserver")
-    assert ended.stderr.startswith("Traceback")
-    assert ended.stderr.endswith("KeyError: 'mine'\n")
-    assert ended.stderr.count("Traceback") == 1
+    told = without_stalls(ended.stderr)
+    assert told.startswith("Traceback")
+    assert told.endswith("KeyError: 'mine'\n")
+    assert told.count("Traceback") == 1
     assert (ended.stdout, ended.returncode) == ("", 1)
 
 

@@ -195,6 +195,7 @@ def pool_of_4() -> Iterator[int]:
         path.write_text(str(before))
 
 
+@pytest.mark.alone  # a slab of a test beside it takes reserved pages, too
 def test_reserved_ones_are_all_taken_at_creation_and_come_back_with_the_last_mapping(pool_of_4: int) -> None:
     program = f"""
 from pathlib import Path

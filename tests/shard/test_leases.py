@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,6 +290,27 @@ def test_the_books_say_who_holds_what_since_when_on_both_sides(pair: Pair, clock
     assert [lease.number for lease in pair.slab.leases()] == [2, 3]
     assert pair.slab.statistics().lease_age_s_max == 45.0
     del second
+
+
+def test_the_books_can_be_read_while_connections_are_made(pair: Pair) -> None:
+    several = [Borrowings(pair.line, "shard 0") for _ in range(2000)]
+    read = threading.Event()
+
+    def connect() -> None:
+        while not read.is_set():
+            several.append(Borrowings(pair.line, "shard 0"))
+
+    connecting = threading.Thread(target=connect)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        connecting.start()
+        for _ in range(20):
+            assert held_by_this_process() == ()
+    finally:
+        read.set()
+        connecting.join(PATIENCE_S)
+        sys.setswitchinterval(interval_s)
 
 
 def test_a_full_slab_says_who_holds_its_memory(clock: ManualClock) -> None:

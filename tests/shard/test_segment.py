@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,14 @@ def names() -> set[str]:
     """Entries of /dev/shm, less those of other jobs on this machine."""
     job = os.environ["PRPC_JOB"]
     return {name for name in os.listdir(SHM_FOLDER) if not name.startswith("prpc.") or name.split(".")[2:3] == [job]}
+
+
+def no_name_stays(before: set[str]) -> bool:
+    """Whether there are no more than before. What others make there is gone soon: the semaphore of a queue, say."""
+    deadline = time.monotonic() + PATIENCE_S
+    while names() - before and time.monotonic() < deadline:
+        os.sched_yield()
+    return not names() - before
 
 
 class Maker:
@@ -56,6 +65,10 @@ class Maker:
         return self.process.wait(PATIENCE_S)
 
 
+# Its dead are anybody's who collects: a test beside it, by the time that this one looks.
+needs_its_garbage = pytest.mark.alone
+
+
 @pytest.fixture
 def maker() -> Iterator[Maker]:
     made = Maker()
@@ -67,7 +80,7 @@ def maker() -> Iterator[Maker]:
 def test_a_segment_has_no_name_from_the_start_on_and_is_zeroed() -> None:
     before = names()
     segment = Segment.create(100_000)
-    assert names() == before
+    assert no_name_stays(before)
     assert segment.name is None
     assert len(segment.memory) == segment.size_bytes == 100_000
     assert not any(segment.memory)
@@ -159,7 +172,7 @@ def test_one_that_does_not_fit_is_shm_full_and_leaves_nothing() -> None:
     before = names()
     with pytest.raises(ShmFull, match=r"/dev/shm has no room for a segment of .* MiB: .* MiB of .* MiB free; run `prpc gc`"):
         Segment.create(1 << 50)
-    assert names() == before
+    assert no_name_stays(before)
 
 
 def test_a_kept_name_opens_elsewhere_and_goes_when_it_is_unlinked() -> None:
@@ -190,6 +203,7 @@ def test_a_process_that_ends_takes_its_kept_names_along(maker: Maker) -> None:
     assert not maker.path.exists()
 
 
+@needs_its_garbage
 def test_what_a_killed_process_leaves_is_found_and_removed(maker: Maker) -> None:
     maker.end(kill=True)
     assert maker.path.exists()
@@ -199,12 +213,14 @@ def test_what_a_killed_process_leaves_is_found_and_removed(maker: Maker) -> None
     assert maker.name not in find_garbage()
 
 
+@needs_its_garbage
 def test_a_dead_process_that_nobody_waited_for_is_dead(maker: Maker) -> None:
     maker.process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, maker.process.pid, os.WEXITED | os.WNOWAIT)  # dead, and a zombie
     assert maker.name in find_garbage()
 
 
+@needs_its_garbage
 def test_names_of_living_processes_are_never_garbage(maker: Maker) -> None:
     own = Segment.create(4096, keep_name=True)
     assert own.name is not None
@@ -216,6 +232,7 @@ def test_names_of_living_processes_are_never_garbage(maker: Maker) -> None:
     own.close()
 
 
+@needs_its_garbage
 def test_a_name_whose_pid_lives_again_as_another_process_is_garbage(maker: Maker) -> None:
     fields = maker.name.removeprefix("/").split(".")
     reused = SHM_FOLDER / ".".join([*fields[:4], str(int(fields[4]) - 1), "0" * 16])  # same pid, started before
@@ -225,6 +242,7 @@ def test_a_name_whose_pid_lives_again_as_another_process_is_garbage(maker: Maker
     assert maker.path.exists()
 
 
+@needs_its_garbage
 @pytest.mark.parametrize(
     "name", ["other.{uid}.0.1.1.x", "prpc.{uid}.0.notapid.1.x", "prpc.{uid}.0.1.x", "prpc.{other}.0.999999999.1.x"]
 )
@@ -247,7 +265,7 @@ def test_processes_killed_with_segments_leave_nothing() -> None:
     before = names()
     running = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) for _ in range(10)]
     assert [process.wait(PATIENCE_S) for process in running] == [-signal.SIGKILL] * 10
-    assert names() == before
+    assert no_name_stays(before)
 
 
 def test_start_ticks_name_a_process_for_good() -> None:

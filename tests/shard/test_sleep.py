@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from shard import memory_order
+from shard import memory_order, reactor
 from shard.transport.shm_connection import make_rings
-from tests.shard.sleep_peer import LONG_NS, Report, Side
+from tests.shard.sleep_peer import LATE_BELL_S, LONG_NS, Report, Side
 
 ROOT = Path(__file__).parent.parent.parent
 PARKS = 100_000  # of both sides together
@@ -48,10 +48,10 @@ def exchange(seed: int, parks: int, pairs_max: int, broken: bool = False) -> tup
         os.close(other_fd)
     with process:
         side = Side(ours, segment, True, seed, broken)
-        reactor = side.reactor
+        turned = side.reactor
         for _ in range(pairs_max):
             side.send_pair()
-            if not side.wait_for_pair(deadline) or reactor.parks * 2 >= parks or reactor.late_wakes:
+            if not side.wait_for_pair(deadline) or turned.parks * 2 >= parks or turned.late_wakes:
                 break
         if side.connection.error is None:
             side.send_pair(last=True)
@@ -78,7 +78,8 @@ needs_fence = pytest.mark.skipif(
 
 
 @needs_fence
-def test_a_hundred_thousand_sleeps_end_by_their_doorbells(seed: int) -> None:
+def test_a_hundred_thousand_sleeps_end_by_their_doorbells(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reactor, "LATE_BELL_S", LATE_BELL_S)
     ours, theirs = exchange(seed, PARKS, pairs_max=PARKS)
     show("this side", ours)
     show("the other", theirs)

@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from shard import ClosedError, PeerLostError, RestartPolicy, ShardError, ShardGroup
+from shard import ClosedError, PeerLostError, RestartPolicy, ShardError, ShardGroup, supervisor
 from tests.program import halt
 from tests.shard import group_functions as functions
-from tests.shard.processes import PATIENCE_S, gone, kill, watched
+from tests.shard.processes import PATIENCE_S, gone, kill, wait_until, watched, why_down
 
 ROOT = Path(__file__).parents[2]
 AGAIN = RestartPolicy("on-failure", backoff_s=0.01)
@@ -32,13 +34,20 @@ def pid_of(group: ShardGroup, index: int) -> int:
     return group.statistics().shards[index].pid
 
 
-def down(group: ShardGroup, index: int) -> str:
-    """Wait until the shard is down; what is said of it."""
-    while True:
-        try:
-            group.submit_to(index, functions.index).error(PATIENCE_S)
-        except PeerLostError as error:
-            return str(error)
+@pytest.fixture
+def patient_supervisor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Given the pid of a shard: the supervisor's clock stands still until that has ended, so no deadline is over before."""
+
+    def wait_for(pid: int) -> None:
+        began = time.monotonic()
+
+        def monotonic() -> float:
+            now = time.monotonic()
+            return began if not gone(pid) and now < began + PATIENCE_S else now
+
+        monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+
+    return wait_for
 
 
 def all_lanes_work(group: ShardGroup) -> bool:
@@ -58,6 +67,7 @@ def test_a_killed_shard_ends_its_calls_by_name_and_the_others_go_on(group: Shard
         error = call.error(PATIENCE_S)
         assert isinstance(error, PeerLostError)
         assert "shard 0" in str(error)
+    why_down(group, 0)
     with pytest.raises(PeerLostError, match=rf"shard 0 \(pid {pid}, incarnation 1\) is gone: killed by SIGKILL; it stays down"):
         group.submit_to(0, functions.index)
     with pytest.raises(PeerLostError):
@@ -98,6 +108,7 @@ def test_a_killed_shard_comes_back_as_the_next_incarnation_with_all_its_lanes(im
     before = pid_of(immortal, 1)
     kill(immortal, 1)
     immortal.wait_up(PATIENCE_S)
+    wait_until(lambda: immortal.statistics().shards[1].state != "starting", "the supervisor has noted that it is up")
     shard = immortal.statistics().shards[1]
     assert (shard.incarnation, shard.state, shard.alive, shard.exit_code) == (2, "up", True, -signal.SIGKILL)
     assert shard.pid != before
@@ -115,6 +126,7 @@ def test_while_a_shard_is_down_calls_to_it_say_what_follows() -> None:
     patient = RestartPolicy("on-failure", backoff_s=1000.0, backoff_s_max=1000.0)
     with ShardGroup(2, start_method="forkserver", restart=patient) as group:
         kill(group, 0)
+        why_down(group, 0)
         with pytest.raises(PeerLostError, match=r"shard 0 .*killed by SIGKILL; restart 1 of 5 follows in 1000\.0 s"):
             group.submit_to(0, functions.index)
         with pytest.raises(TimeoutError, match=r"not all shards were up within 0\.0 s: shard 0 .*restart 1 of 5"):
@@ -181,8 +193,10 @@ def test_a_shard_killed_while_another_starts_comes_back_and_they_know_each_other
 
 def test_a_shard_killed_while_it_starts_is_started_once_more(immortal: ShardGroup, fifo: str) -> None:
     immortal.at_start(functions.read_fifo_when_restarted, 0, fifo)
+    before = pid_of(immortal, 0)
     kill(immortal, 0)
     with Path(fifo).open("w"):
+        wait_until(lambda: pid_of(immortal, 0) != before, "the supervisor has noted who is starting")
         os.kill(pid_of(immortal, 0), signal.SIGKILL)
     immortal.wait_up(PATIENCE_S)
     assert immortal.statistics().shards[0].incarnation == 3
@@ -223,6 +237,30 @@ def test_a_shard_that_dies_at_every_start_is_given_up_and_the_text_says_so() -> 
         with pytest.raises(PeerLostError, match=text):
             group.submit_to(1, functions.index)
         assert group.submit_to(0, functions.index).result(PATIENCE_S) == 0
+
+
+def test_a_shard_that_cannot_be_started_again_is_given_up_and_who_waits_for_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor.logger, "exception", lambda *_: None)  # a record would keep the group, by its traceback
+    policy = RestartPolicy("on-failure", restarts_max=1, backoff_s=0.0)
+    with ShardGroup(1, start_method="forkserver", restart=policy) as group:
+        told: list[str] = []
+
+        def wait_up() -> None:
+            with pytest.raises(PeerLostError) as caught:
+                group.wait_up(10 * PATIENCE_S)
+            told.append(str(caught.value))
+
+        def refuse(life: supervisor.Life) -> None:
+            waiter.start()
+            wait_until(lambda: group._changing._waiters, "somebody waits")  # type: ignore[attr-defined]
+            raise OSError("no descriptor is left")
+
+        waiter = threading.Thread(target=wait_up)
+        group._supervisor._start_one = refuse  # type: ignore[assignment]
+        os.kill(pid_of(group, 0), signal.SIGKILL)
+        wait_until(lambda: told, "it was told")
+        waiter.join(PATIENCE_S)
+        assert "could not be started: no descriptor is left; it stays down after 1 restarts in a row" in told[0]
 
 
 def test_a_shard_whose_setup_raises_at_every_start_is_given_up_with_what_it_raised() -> None:
@@ -268,7 +306,10 @@ def test_a_shard_that_is_stopped_and_goes_on_is_the_one_it_was(immortal: ShardGr
 # -- SIGTERM -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shard_asked_to_end_lets_its_task_end_and_takes_on_nothing_new(group: ShardGroup, fifo: str) -> None:
+def test_a_shard_asked_to_end_lets_its_task_end_and_takes_on_nothing_new(
+    group: ShardGroup, fifo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "END_TIMEOUT_S", PATIENCE_S)
     task = group.submit_to(0, functions.ask_when_written, fifo, 1, 21)
     assert group.submit_to(0, functions.index).result(PATIENCE_S) == 0
     pid = pid_of(group, 0)
@@ -281,7 +322,7 @@ def test_a_shard_asked_to_end_lets_its_task_end_and_takes_on_nothing_new(group: 
         group.submit_to(1, functions.ask, 0, 1).result(PATIENCE_S)
     Path(fifo).write_text("go")
     assert task.result(PATIENCE_S) == 42, "it could still ask the others"
-    assert f"shard 0 (pid {pid}, incarnation 1) is gone: exit code 0; it stays down" in down(group, 0)
+    assert f"shard 0 (pid {pid}, incarnation 1) is gone: exit code 0; it stays down" in why_down(group, 0)
 
 
 def test_a_second_sigterm_ends_a_shard_whose_function_never_returns(fifo: str) -> None:
@@ -330,33 +371,36 @@ def test_shards_end_with_an_application_that_is_killed(start_method: str) -> Non
 # -- the end of a group that is not well -------------------------------------------------------------------------------
 
 
-def test_a_shard_that_is_busy_at_close_is_killed(fifo: str) -> None:
+def test_a_shard_that_is_busy_at_close_is_killed(fifo: str, patient_supervisor: Callable[[int], None]) -> None:
     group = ShardGroup(2, start_method="forkserver", drain_s=0.1)
     busy = group.submit_to(0, functions.read_fifo, fifo)
+    patient_supervisor(pid_of(group, 1))
     group.close()
     assert isinstance(busy.error(0.0), ShardError)
     assert [each.exit_code for each in group.statistics().shards] == [-signal.SIGKILL, 0]
 
 
-def test_a_stopped_shard_is_killed_at_close() -> None:
+def test_a_stopped_shard_is_killed_at_close(patient_supervisor: Callable[[int], None]) -> None:
     group = ShardGroup(2, start_method="forkserver", drain_s=0.1)
     halt(pid_of(group, 1))
+    patient_supervisor(pid_of(group, 0))
     group.close()
     assert [each.exit_code for each in group.statistics().shards] == [0, -signal.SIGKILL]
 
 
 def test_a_group_with_a_killed_shard_closes_as_any_other() -> None:
-    group = ShardGroup(2, start_method="forkserver")
+    group = ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S)
     os.kill(pid_of(group, 1), signal.SIGKILL)
     group.close()
     assert group.statistics().shards[0].exit_code == 0
 
 
-def test_a_group_closes_while_a_shard_is_being_restarted(fifo: str) -> None:
+def test_a_group_closes_while_a_shard_is_being_restarted(fifo: str, patient_supervisor: Callable[[int], None]) -> None:
     group = ShardGroup(2, start_method="forkserver", restart=AGAIN, drain_s=0.1)
     group.at_start(functions.read_fifo_when_restarted, 0, fifo)
     kill(group, 0)
     with Path(fifo).open("w"):
+        patient_supervisor(pid_of(group, 1))
         group.close()
     assert [each.exit_code for each in group.statistics().shards] == [-signal.SIGKILL, 0]
 
@@ -377,9 +421,73 @@ def test_close_waits_for_tasks_that_ask_each_other(fifo: str) -> None:
     assert [each.exit_code for each in group.statistics().shards] == [0, 0]
 
 
-def test_a_task_that_does_not_end_holds_close_up_for_the_drain_time_only() -> None:
+def test_a_task_that_does_not_end_holds_close_up_for_the_drain_time_only(patient_supervisor: Callable[[int], None]) -> None:
     group = ShardGroup(1, start_method="forkserver", drain_s=0.05)
+    patient_supervisor(pid_of(group, 0))
     task = group.submit_to(0, functions.wait_for_ever, "task")
     group.close()
     assert isinstance(task.error(0.0), ShardError)
     assert group.statistics().shards[0].exit_code == 0, "it was idle, and so could stop"
+
+
+def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, on_down = threading.Event(), ShardGroup._on_down
+
+    def say_later(self: ShardGroup, index: int, text: str) -> None:
+        assert go_on.wait(PATIENCE_S)
+        on_down(self, index, text)
+
+    monkeypatch.setattr(ShardGroup, "_on_down", say_later)
+    with ShardGroup(1, start_method="forkserver") as group:
+        try:
+            kill(group, 0)
+            wait_until(lambda: group.statistics().shards[0].state == "gone", "the supervisor has seen it")
+            with pytest.raises(TimeoutError):
+                group.wait_up(0.0)
+        finally:
+            go_on.set()
+        with pytest.raises(PeerLostError, match=r"shard 0 .* is gone: killed by SIGKILL"):
+            group.wait_up(PATIENCE_S)
+
+
+def test_a_shard_that_waits_for_its_restart_is_gone_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_down = ShardGroup._on_down
+
+    def say_when_told_to_stop(self: ShardGroup, index: int, text: str) -> None:
+        if index == 1:
+            wait_until(lambda: self._supervisor._stop_by is not None, "close() goes on")
+        on_down(self, index, text)
+
+    monkeypatch.setattr(ShardGroup, "_on_down", say_when_told_to_stop)
+    patient = RestartPolicy("on-failure", backoff_s=1000.0, backoff_s_max=1000.0)
+    with ShardGroup(2, start_method="forkserver", restart=patient) as group:
+        kill(group, 0)
+        why_down(group, 0)
+        stop = group._supervisor.stop
+
+        def stop_late(timeout_s: float) -> None:  # close() lacks a core between telling the shards and telling the supervisor
+            life = group._supervisor.lives[1]
+            wait_until(lambda: life.process is None, "shard 1 has ended")
+            stop(timeout_s)
+
+        monkeypatch.setattr(group._supervisor, "stop", stop_late)
+    assert [each.state for each in group.statistics().shards] == ["gone", "gone"]
+
+
+def test_a_shard_counts_as_up_when_wait_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, on_ready = threading.Event(), ShardGroup._on_ready
+
+    def return_late(self: ShardGroup, index: int) -> object:
+        found = on_ready(self, index)
+        if self._supervisor.lives[index].incarnation > 1:
+            go_on.wait(PATIENCE_S)
+        return found
+
+    monkeypatch.setattr(ShardGroup, "_on_ready", return_late)
+    with ShardGroup(1, start_method="forkserver", restart=RestartPolicy("on-failure", backoff_s=0.01)) as group:
+        kill(group, 0)
+        try:
+            group.wait_up(PATIENCE_S)
+            assert group.statistics().shards[0].state == "up"
+        finally:
+            go_on.set()

@@ -6,7 +6,10 @@ import asyncio
 import os
 import select
 import socket
+import sys
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -309,6 +312,24 @@ def test_sources_are_polled_every_turn_until_removed(reactor: Reactor, clock: Ma
     reactor.remove_source(source)
     source.work = 1
     assert reactor.poll(clock()) == 0
+
+
+def test_a_reactor_can_be_closed_while_another_thread_calls_it(reactor: Reactor) -> None:
+    def call(frame: FrameType, event: str, argument: object) -> Any:
+        """What another thread may do between any two steps of this one."""
+        if frame.f_globals["__name__"] == "shard.queues":
+            frame.f_trace_opcodes = True
+            reactor.call_soon(int)
+        return call
+
+    for _ in range(3):
+        reactor.call_soon(int)
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        reactor.close()
+    finally:
+        sys.settrace(before)
 
 
 def test_after_close_turning_finds_nothing_and_waking_does_nothing(reactor: Reactor, clock: ManualClock) -> None:

@@ -210,6 +210,26 @@ def raw_client(world: World, context: ssl.SSLContext) -> tuple[list[Exception], 
     return errors, records
 
 
+def test_a_peer_that_is_gone_before_it_is_accepted_is_refused_and_harms_nobody(new_world: Callable[..., World]) -> None:
+    world = new_world()
+    sock = socket.create_connection(parse_address(world.listener.address), PATIENCE_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()  # by a reset
+    with listening_log() as records:
+        world.turn_until(lambda: records)
+    assert records[0].startswith("refused 127.0.0.1:")
+
+
+def test_a_listener_that_hangs_up_before_the_tls_handshake_is_unreachable(good: Files) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()  # by a reset
+        assert select.select([sock], [], [], PATIENCE_S)[0]
+        with pytest.raises(UnreachableError, match="hung up before the TLS handshake"):
+            Tls(good).connect(sock, ADDRESS, time.monotonic() + PATIENCE_S)
+
+
 def test_who_shows_no_certificate_is_refused(new_world: Callable[..., World], good: Files) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -434,11 +454,11 @@ def test_a_peer_that_is_slow_within_the_tls_handshake_is_cut_when_its_time_is_ov
         while not listener.statistics().greetings:
             reactor.park(0.05)
             reactor.poll(now[0])
-        for second in range(6):  # a byte a second, of a record that would be whole some time
+        for number in range(6):  # a byte now and then, of a record that would be whole some time
             assert listener.statistics().refused == 0
-            sock.sendall(b"\x16\x03\x01\x02\x00\x01"[second : second + 1])
+            sock.sendall(b"\x16\x03\x01\x02\x00\x01"[number : number + 1])
             reactor.park(0.05)
-            now[0] += 1.0
+            now[0] += LIMITS.handshake_s / 5
             reactor.poll(now[0])
             if now[0] >= 50.0 + LIMITS.handshake_s:
                 break

@@ -85,6 +85,17 @@ def test_a_clogged_peer_takes_nothing_until_it_is_unclogged() -> None:
     reactor.close()
 
 
+def test_a_connection_that_is_closed_before_the_acceptor_has_it_is_never_accepted() -> None:
+    reactor = Reactor(time.monotonic)
+    accepted: list[object] = []
+    transport = MemoryTransport(Node(secret=b"", incarnation=1, limits=DEFAULT_LIMITS), Slab())
+    listener = transport.listen("memory://here", reactor, accepted.append)
+    transport.connect(listener.address, 1.0).close()
+    reactor.poll(time.monotonic())
+    assert not accepted, "it would be kept for ever: its end has been told, to nobody"
+    reactor.close()
+
+
 class Bearer(np.ndarray[Any, np.dtype[np.uint8]]):
     """Brings an object of this process along."""
 

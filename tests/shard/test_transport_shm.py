@@ -9,12 +9,14 @@ import resource
 import socket
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shard import (
     AuthenticationError,
+    ClosedError,
     Node,
     PeerLostError,
     RemoteProtocolError,
@@ -108,11 +110,76 @@ class TestShm(TransportContract):
         connection = two.connection
         assert isinstance(connection, ShmConnection)
         world.reactor.unwatch(connection.notes.fileno())
-        connection.notes._socket.close()  # as the kernel does for a killed process
+        connection.notes._line.socket.close()  # as the kernel does for a killed process
         world.turn_until(lambda: one.ends)
         assert isinstance(one.ends[0], PeerLostError)
         assert "died or hung up" in str(one.ends[0])
         assert one.connection._slab.statistics().blocks_used == 0  # type: ignore[attr-defined]
+
+    def test_a_doorbell_under_way_at_the_end_is_never_rung_at_a_number_that_is_used_again(
+        self, world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, two = sides
+        connection, other = one.connection, two.connection
+        assert isinstance(connection, ShmConnection) and isinstance(other, ShmConnection)
+        number = connection.notes.fileno()
+        under_way, go_on = threading.Event(), threading.Event()
+
+        def send_late(sock: socket.socket, data: bytes) -> int:
+            """As in C, by a thread that is held between its look at the number and the system call."""
+            fd = sock.fileno()
+            under_way.set()
+            assert go_on.wait(PATIENCE_S)
+            return os.write(fd, data)
+
+        other.prepare_sleep(True)
+        monkeypatch.setattr(socket.socket, "send", send_late)
+        sender = threading.Thread(target=connection.send, args=(b"wake up",))
+        sender.start()
+        assert under_way.wait(PATIENCE_S)
+        monkeypatch.undo()
+        connection.close()
+        os.fstat(number)  # still there
+        go_on.set()
+        sender.join(PATIENCE_S)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
+
+    def test_a_send_under_way_when_connection_and_slab_are_closed_says_so(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, _ = sides
+        connection: Any = one.connection
+        slab = connection._slab
+        allocated, go_on = threading.Event(), threading.Event()
+        allocate, errors = slab.allocate, []
+
+        def allocate_and_wait(nbytes: int) -> Any:
+            block = allocate(nbytes)
+            allocated.set()
+            assert go_on.wait(PATIENCE_S)
+            return block
+
+        def send() -> None:
+            try:
+                connection.send(b"", [np.zeros(100_000, np.uint8)])
+            except Exception as error:
+                errors.append(error)
+
+        slab.allocate = allocate_and_wait
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert allocated.wait(PATIENCE_S)
+        connection.close()
+        slab.close()
+        go_on.set()
+        sender.join(PATIENCE_S)
+        assert [type(error) for error in errors] == [ClosedError]
+        errors.clear()
+
+    def test_a_connection_that_is_closed_before_it_is_attached_takes_no_part(self, world: World) -> None:
+        connection = world.call(world.transports[1])
+        connection.close()
+        connection.attach(world.reactor)
+        world.turn_until(lambda: world.accepted and world.accepted[0].ends)
 
     def test_a_segment_that_its_owner_dropped_is_unmapped_over_there(self, world: World, sides: tuple[Side, Side]) -> None:
         one, two = sides

@@ -8,9 +8,12 @@ import os
 import resource
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from shard import (
@@ -21,6 +24,7 @@ from shard import (
     PeerLostError,
     Reactor,
     RemoteProtocolError,
+    ShardError,
     Slab,
     TcpTransport,
     Transport,
@@ -116,10 +120,8 @@ class TestTcp(TransportContract):
         """A socket past its handshake, for sending what no well-behaved peer would."""
         host, port = parse_address(world.listener.address)
         sock = socket.create_connection((host, port))
-        import threading
-
         node = Node(secret=b"", incarnation=1, limits=LIMITS)
-        thread = threading.Thread(target=meet, args=(sock, world.listener.address, node, KIND, 5.0))
+        thread = threading.Thread(target=meet, args=(sock, world.listener.address, node, KIND, PATIENCE_S))
         thread.start()
         world.turn_until(lambda: world.accepted)
         thread.join()
@@ -156,6 +158,47 @@ class TestTcp(TransportContract):
         assert (body, [bytes(block) for block in blocks]) == (b"hello", [b"abc", b""])
         assert (second, none) == (b"ok", [])
         sock.close()
+
+    def test_a_message_sent_while_the_outbox_is_copied_leaves_all_the_same(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        connection: Any = one.connection
+        copying, go_on = threading.Event(), threading.Event()
+
+        class Held(list[memoryview]):
+            def __iter__(self) -> Iterator[memoryview]:
+                copying.set()
+                assert go_on.wait(PATIENCE_S)
+                return super().__iter__()
+
+        connection._partial = Held()
+        copier = threading.Thread(target=connection.own_outbox)
+        copier.start()
+        assert copying.wait(PATIENCE_S)
+        connection.send(b"meanwhile")
+        go_on.set()
+        copier.join(PATIENCE_S)
+        world.turn_until(lambda: two.messages)
+
+    @pytest.mark.parametrize("size", [100, 100_000])
+    def test_ctrl_c_in_the_middle_of_a_message_ends_the_connection_and_nothing_follows_the_half(
+        self, world: World, sides: tuple[Side, Side], size: int
+    ) -> None:
+        one, two = sides
+        connection: Any = one.connection
+        send_bytes = connection._send_bytes
+
+        def be_interrupted(parts: Any) -> int:
+            send_bytes(bytes(parts if size == 100 else parts[0])[:10])
+            raise KeyboardInterrupt
+
+        connection._send_bytes = connection._send_parts = be_interrupted
+        with pytest.raises(KeyboardInterrupt):
+            connection.send(bytes(100), [] if size == 100 else [np.zeros(size, np.uint8)])
+        connection._send_bytes = connection._send_parts = send_bytes
+        world.turn_until(lambda: one.ends and two.ends)
+        assert not two.messages
+        with pytest.raises(ShardError):
+            connection.send(b"the next one")
 
     def test_less_than_a_header_is_no_message_whatever_stood_there_before(self, world: World) -> None:
         sock, side = self.raw_peer(world)
@@ -219,7 +262,7 @@ class TestTcp(TransportContract):
         world.reactor.clock = lambda: clock[0]
         sock = socket.create_connection(parse_address(world.listener.address))
         door = world.listener._door  # type: ignore[attr-defined]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not door._greetings:
             assert time.monotonic() < deadline
             world.reactor.poll(clock[0])

@@ -28,7 +28,7 @@ PEER = """
 import sys
 from shard import Node, Slab, UnixTransport
 
-connection = UnixTransport(Node(secret=b"", incarnation=2, limits={limits}), Slab()).connect({address!r}, 5.0)
+connection = UnixTransport(Node(secret=b"", incarnation=2, limits={limits}), Slab()).connect({address!r}, {timeout_s})
 print("connected", flush=True)
 sys.stdin.read()
 """
@@ -58,7 +58,7 @@ class TestUnix(TransportContract):
             assert side.connection.transport == "unix"
 
     def test_a_peer_that_is_killed_is_lost_at_once(self, world: World) -> None:
-        script = PEER.format(limits="__import__('shard').DEFAULT_LIMITS", address=world.listener.address)
+        script = PEER.format(limits="__import__('shard').DEFAULT_LIMITS", address=world.listener.address, timeout_s=PATIENCE_S)
         with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             world.turn_until(lambda: world.accepted)
             (side,) = world.accepted
