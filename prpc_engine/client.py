@@ -202,6 +202,10 @@ class RpcClient:
         self._check_open()
         self._directory.refresh()
 
+    def servers_changed(self) -> None:
+        """Told by the service, that watches them: refresh() soon, and without waiting for it."""
+        self._directory.changed()
+
     def close(self) -> None:
         """Call no more: what waits for a connection or another attempt ends with Closed. Connections stay, they belong to the
         service; what is in flight over them is answered."""

@@ -14,7 +14,9 @@ dealer received and dropped unanswered is answered with an error.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -154,15 +156,16 @@ class Mailbox:
         self._wake_one()
 
     def _wake_one(self) -> None:
-        while self._waiting:
-            if self._waiting.popleft().set_result(None):
-                return
+        with contextlib.suppress(IndexError):  # nobody waits
+            while not self._waiting.popleft().set_result(None):
+                pass
 
     def get(self, timeout_s: float | None) -> Any:
         """The next message. Raises TimeoutError, Terminated."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             if self.is_terminated:
-                raise Terminated(f"{self.name} was terminated; restart() lets it go on")
+                raise self._terminated()
             try:
                 return self._messages.popleft()
             except IndexError:
@@ -172,17 +175,30 @@ class Mailbox:
             if self._messages or self.is_terminated:  # after our look
                 arrived.set_result(None)
             try:
-                arrived.result(timeout_s)
+                arrived.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                if not arrived.set_result(None):
-                    continue  # woken at the last moment
-                raise TimeoutError(f"{self.name} received nothing within {timeout_s} s") from None
+                if self._give_up(arrived):
+                    raise TimeoutError(f"{self.name} received nothing within {timeout_s} s") from None
+            except BaseException:  # terminated or closed meanwhile, or Ctrl-C
+                if not self._give_up(arrived):
+                    self._wake_one()  # in our place
+                raise
+
+    def _give_up(self, arrived: Future) -> bool:
+        """Wait for it no longer; False when it was woken at the last moment."""
+        with contextlib.suppress(ValueError):  # who woke it took it out
+            self._waiting.remove(arrived)
+        return arrived.set_result(None)
+
+    def _terminated(self) -> Terminated:
+        return Terminated(f"{self.name} was terminated; restart() lets it go on")
 
     def terminate(self) -> None:
         """End every wait with Terminated, now and from now on; what has arrived is kept."""
         self.is_terminated = True
-        while self._waiting:
-            self._waiting.popleft().set_result(None)
+        with contextlib.suppress(IndexError):  # nobody waits any more
+            while True:
+                self._waiting.popleft().set_error(self._terminated())  # which restart() does not take back
 
     def restart(self) -> None:
         """Wait again."""
@@ -270,6 +286,9 @@ class Dealer:
         except errors.RpcError as error:
             self._finish(request, error, None)
             return
+        except BaseException:  # ShmFull, or a bug
+            self._pending.discard(request)
+            raise
         call.add_done_callback(lambda done: self._answered(request, done))
 
     def _submit(self, request: RpcRequest, timeout_s: float | None) -> Future:

@@ -14,7 +14,9 @@ One that is dropped unanswered is answered for it: its caller must not wait for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from shard import Future, ShardError
 
@@ -23,7 +25,7 @@ class AnswerDropped(ShardError):
     """A handler returned a Deferred and let go of it without an answer."""
 
 
-class Deferred(Future):
+class Deferred(Future, weakref=True):
     """See the file's head."""
 
     def reply(self, value: Any) -> bool:
@@ -37,3 +39,15 @@ class Deferred(Future):
     def __del__(self) -> None:
         if not self.done():
             self.set_error(AnswerDropped("the handler returned a Deferred and dropped it without reply() or fail()"))
+
+
+def canceller(answer: Deferred) -> Callable[[BaseException], object]:
+    """What tells whoever holds it that its caller has given it up, and does not hold it."""
+    held = ref(answer)
+
+    def give_up(error: BaseException) -> None:
+        there = held()
+        if there is not None:
+            there.cancel(error)
+
+    return give_up

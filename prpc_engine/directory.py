@@ -1,11 +1,12 @@
 """The servers of one service, as one client knows them: who gets a call, and when the master is asked who serves now.
 
-    asked                      by                                  where the look is made
-    refresh()                  a user, the watch of the service    the calling thread
-    after_look(then)           the mender                          a thread of its own; who comes meanwhile waits for that look
-    after_look_if_stale(...)   the mender, after a failure         the same, where is_stale() says that a look is worth while
+    asked                      by                             waits for
+    refresh()                  a user                         a look that begins after it was asked
+    after_look(then)           the mender                     the same
+    changed()                  the watch of the service       nothing: it is repeated until a look succeeds
+    after_look_if_stale(...)   the mender, after a failure    the look under way; if is_stale() says so, a new one; or nothing
 
-One look is made at a time.
+One look is made at a time, in a thread of its own: the reactor's may be what asks, and the answer needs it.
 A look that fails (the master is away) leaves those known here as they are.
 """
 
@@ -24,8 +25,10 @@ from prpc_engine.balance import Balancer
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node import Node
 from prpc_engine.route import Route, Sought
+from shard import ClosedError, Future
 
 REFRESH_S_MIN = 0.05  # between two looks at the master, as long as the servers known here may do
+CHANGED_S = 1.0  # between two looks for what has changed while the master is away, or too slow
 
 logger = logging.getLogger("prpc")
 Then = Callable[[BaseException | None], object]  # what follows a look, told what it failed with
@@ -51,10 +54,11 @@ class Directory:
         self._lookup = lookup
         self._anybody = Sought(name, f"any server of {name!r}", self.find_any)
         self._closed = False
-        self._refreshing = threading.Lock()
         self._refreshed = 0.0  # when the last look began
-        self._guard = threading.Lock()
+        self._guard = threading.Lock()  # of what follows, and of the entries once there are looks
         self._looking: list[Then] | None = None  # who waits for the look under way; None: there is none
+        self._next: list[Then] = []  # who waits for the one after that
+        self._is_due = False  # changed() is to be repeated; the reactor's
 
     # -- who gets a call -----------------------------------------------------------------------------------------------
 
@@ -110,12 +114,30 @@ class Directory:
         self.on_change(routes)
 
     def refresh(self) -> None:
-        """Ask the master who serves now, in this thread; one at a time. Raises what the lookup raises."""
-        with self._refreshing:
-            self._refreshed = time.monotonic()
-            entries = self._lookup()
-            if not self._closed:
-                self.set_entries(entries)
+        """Ask the master who serves now; waits for as long as two lookups take. Raises what the lookup raises, Closed."""
+        try:
+            self._look_to_come().result()
+        except ClosedError as error:
+            raise errors.Closed(f"this side was closed before the servers of {self.name!r} were looked up") from error
+
+    def _look_to_come(self) -> Future:
+        done = Future(self._node.waiter)
+        self.after_look(lambda failure: done.set_result(None) if failure is None else done.set_error(failure))
+        return done
+
+    def changed(self) -> None:
+        """Servers have come or gone: look who serves now, until a look succeeds."""
+        if not self._closed:
+            self.after_look(self._looked)
+
+    def _looked(self, failure: BaseException | None) -> None:
+        if failure is not None and not self._closed and not self._is_due:
+            self._is_due = True
+            self._node.reactor.call_later(CHANGED_S, self._look_when_due)
+
+    def _look_when_due(self) -> None:
+        self._is_due = False
+        self.changed()
 
     def is_stale(self, error: BaseException, route: Route) -> bool:
         """Whether a failure at that route makes another look worth while: not for every call of many that fail at once, but
@@ -136,30 +158,43 @@ class Directory:
             then(None)
 
     def after_look(self, then: Then) -> None:
-        """Call then(what the look failed with, or None) after one look at the master, in the reactor's thread."""
+        """Call then(what the look failed with, or None) in the reactor's thread, after a look at the master that begins now or
+        later: the one under way may have been answered before there was what is looked for."""
         with self._guard:
             if self._looking is not None:
-                self._looking.append(then)
+                self._next.append(then)
                 return
             self._looking = [then]
         threading.Thread(target=self._look, name=f"prpc-look-{self.name}", daemon=True).start()
 
     def _look(self) -> None:
-        failure: BaseException | None = None
-        try:
-            self.refresh()
-        except Exception as error:  # the master is away, or this side was closed; whatever it is, somebody waits for this look
-            logger.debug("the servers of %r could not be looked up: %s", self.name, str(error))
-            failure = error
+        """A thread: one look after the other, as long as somebody waits for one."""
+        is_awaited = True
+        while is_awaited:
+            failure: BaseException | None = None
+            try:
+                self._ask()
+            except Exception as error:  # the master is away, or this side was closed; whatever it is, somebody waits for it
+                logger.debug("the servers of %r could not be looked up: %s", self.name, str(error))
+                failure = error
+            with self._guard:
+                told, self._looking, self._next = self._looking or [], self._next or None, []
+                is_awaited = self._looking is not None
+            for then in told:
+                self._node.reactor.call_soon(partial(then, failure))
+
+    def _ask(self) -> None:
+        self._refreshed = time.monotonic()
+        entries = self._lookup()
         with self._guard:
-            waiting, self._looking = self._looking or [], None
-        for then in waiting:
-            self._node.reactor.call_soon(partial(then, failure))
+            if not self._closed:
+                self.set_entries(entries)
 
     def close(self) -> None:
         """Know nobody any more, whatever a look under way finds."""
-        self._closed = True
-        self.set_entries([])
+        with self._guard:
+            self._closed = True
+            self.set_entries([])
 
 
 def _ignore(routes: dict[int, Route]) -> None:

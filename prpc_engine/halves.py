@@ -67,6 +67,11 @@ class Window:
             future.set_result(None)
         return future
 
+    def give_up(self, credit: Future) -> None:
+        """Who got that of take() waits for it no longer."""
+        with contextlib.suppress(ValueError):  # it was granted at the last moment
+            self._waiting.remove(credit)
+
     def grant(self, items: int) -> None:
         """The other side took so many."""
         self._allowed += items

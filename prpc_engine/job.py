@@ -24,7 +24,7 @@ import msgspec
 from prpc_engine.archive import Handover
 from prpc_engine.halves import Inbox, Window
 from prpc_engine.message import END, TO_CALLER
-from shard import Timer
+from shard import Future, Timer
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
@@ -47,6 +47,14 @@ class Job(msgspec.Struct, eq=False):
     window: Window | None = None
     cancel: Callable[[BaseException], object] | None = None  # set by the server as the job goes through its states
     timer: Timer | None = None
+
+
+def discard(value: Any) -> None:
+    """Let go of what a handler returned to be waited for, and nobody will."""
+    if isinstance(value, Future):
+        value.cancel()
+    elif not isinstance(value, AsyncGeneratorType):  # which has nothing to end before it began
+        value.close()
 
 
 class _Next(Generator[Any, Any, Any]):

@@ -235,19 +235,20 @@ class Mender:
             return
         call.asked = call.asked[0], route
         with self._guard:
+            peer = None if route.waiting is not None else route.peer
             if route.waiting is not None:
                 route.waiting[call] = None
-                return
-            peer = route.peer
-            if peer is None or peer.lost:
-                route.peer = None
+            elif peer is None or peer.lost:
+                route.peer = peer = None
                 route.waiting = {call: None}
                 self._to_connect.append(route)
                 if self._connectors < CONNECTORS_MAX:
                     self._connectors += 1
                     threading.Thread(target=self._connect, name=f"prpc-connect-{self._directory.name}", daemon=True).start()
-                return
-        self._deliver(call, route, peer)
+        if peer is not None:
+            self._deliver(call, route, peer)
+        else:
+            self.hold(call)  # a hedged one was to leave at once (hedging.py)
 
     def _found(self, call: Call, sought: Sought, failure: BaseException | None) -> None:
         try:

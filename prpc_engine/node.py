@@ -38,6 +38,7 @@ from shard import (
     Limits,
     Listener,
     MemoryTransport,
+    PeerLostError,
     Reactor,
     ShardError,
     ShmTransport,
@@ -290,7 +291,8 @@ class Node:
             if peer.connection.error is not None:
                 return
             if peer.is_idle and peer.lost:
-                peer.connection.close()
+                # Lost, not closed: what a slow thread is still about to send here goes over the other path.
+                peer.connection.close(PeerLostError(f"{peer.connection.peer} is reached by another path from now on"))
                 return
             if not peer.lost and (peer.is_idle or not looks):
                 peer.lost = True
@@ -302,9 +304,10 @@ class Node:
 
     def _forget(self, peer: Peer) -> list[str]:
         """Its node is not connected to any more; the addresses by which it was known."""
-        addresses = [address for address, one in list(self._peers.items()) if one is peer]
-        for address in addresses:
-            del self._peers[address]
+        with self._guard:  # another thread may be about to enter the next peer of that node
+            addresses = [address for address, one in self._peers.items() if one is peer]
+            for address in addresses:
+                del self._peers[address]
         return addresses
 
     def _go(self, transport: Transport, addresses: Sequence[str], timeout_s: float, asked: str) -> Connection[Any] | Refusal:

@@ -200,6 +200,7 @@ class Peer:
         body, blocks = self.decoder.for_peer(call.body, call.blocks)
         call_id = call.call_id if kind == REPEAT else self._next_id()
         call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
+        call.deadline = NEVER  # the one it has is of the attempt before
         self._in_flight[call_id] = call
         wait_ms = wait_in_ms(timeout_s)
         try:

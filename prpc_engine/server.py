@@ -27,11 +27,11 @@ from prpc_engine.allow import AllowList
 from prpc_engine.archive import DECODE_ERRORS, Handover, handovers_in
 from prpc_engine.call import Call
 from prpc_engine.dedupe import ANSWERS_BYTES_MAX, ANSWERS_MAX
-from prpc_engine.deferred import Deferred
+from prpc_engine.deferred import Deferred, canceller
 from prpc_engine.errors import ConfigError, DeadlineExceeded
 from prpc_engine.failures import told
 from prpc_engine.halves import Inbox, Window
-from prpc_engine.job import Job, pump
+from prpc_engine.job import Job, discard, pump
 from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status, method_key
 from prpc_engine.method import Method, as_task, describe, public_methods
 from prpc_engine.repeats import Repeats, WayBack
@@ -231,7 +231,7 @@ class Server:
                 if self._has_room(peer, call_id):
                     self._answer_later(self._job(peer, call_id, key, timeout_ms, (), 0, False), value)
                 else:
-                    _discard(value)
+                    discard(value)
             elif call_id and not peer.reply(call_id, value):
                 self.failures += 1
         finally:
@@ -302,6 +302,10 @@ class Server:
         """Whether one more plain function may answer later: as many may as run and wait. Else its caller has been told."""
         if self._is_doubled(peer, call_id):
             return False
+        if self.jobs.closed:  # by what ran while the function waited
+            self.cancelled += 1
+            peer.fail(call_id, Status.CANCELLED, "CancelledError", f"{self.service!r} was closed before it was done", "")
+            return False
         most = self.bounds.tasks_max + self.bounds.queue_calls_max
         if self.tasks >= most:
             text = f"{self.tasks} calls of {self.service!r} are to be answered later"
@@ -334,7 +338,7 @@ class Server:
         function = self._others.get(job.key) or self._plain[job.key]
         outer, CONTEXT.value = CONTEXT.value, job
         arguments, job.arguments, job.handovers = job.arguments, (), ()
-        job.is_queued = False
+        job.is_queued, job.cancel = False, None
         self.tasks += 1
         try:
             value = function(*arguments)
@@ -365,10 +369,14 @@ class Server:
             self._ended(job, done)
             return
         # A Deferred is not held from here, so that it is answered for when its handler lets go of it.
-        job.cancel = done.cancel if type(done) is not Deferred else lambda error: self._cut(job, error)
+        job.cancel = done.cancel if type(done) is not Deferred else canceller(done)
         if job.timeout_ms:
             job.timer = job.peer.reactor.timers.call_at(job.deadline, lambda: self._late(job))
-        done.add_done_callback(lambda ended: self._ended(job, ended))
+        if isinstance(done, Task):
+            done.add_done_callback(lambda ended: self._ended(job, ended))
+        else:  # any thread may complete it, and what follows is the reactor's
+            soon = job.peer.reactor.call_soon
+            done.add_done_callback(lambda ended: soon(lambda: self._ended(job, ended)))
 
     def _late(self, job: Job) -> None:
         job.timer = None
@@ -390,7 +398,7 @@ class Server:
 
     def _ended(self, job: Job, done: Future) -> None:
         """Answer, and start what waits."""
-        if job.call_id and job.peer.running.get(job.call_id) is not job:
+        if job not in self._open_jobs:
             return  # cut before; a Deferred's answer comes too late
         error = done.error()
         if error is not None:
@@ -490,11 +498,3 @@ class Server:
     def _raised(self, way: Peer | WayBack, call_id: int, error: BaseException) -> None:
         self.failures += 1
         way.fail(call_id, Status.HANDLER_RAISED, *told(error))
-
-
-def _discard(value: Any) -> None:
-    """Let go of what a function returned and nobody will wait for."""
-    if isinstance(value, Future):
-        value.cancel()
-    elif not isinstance(value, AsyncGeneratorType):  # which has nothing to end before it began
-        value.close()

@@ -144,11 +144,13 @@ class RpcService:
         self._timing = Timing(slow_call_s) if timing or slow_call_s is not None else None
         self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()  # by "service/number"
         self._client_numbers = itertools.count(1)
+        self._making = threading.RLock()  # of what there is one of: the watch for servers, the client of the master
         self._watching = False  # for servers that come and go
         self._news = object()  # another one whenever we hear that some have
         self._cores_before = None if pin is None else _pin_thread(pin)
         self._master = master
         self._closed = False
+        self._closings = itertools.count()  # calls of close(): the first one counts
         self._pid = os.getpid()
         self._driver = Driver(polling, stall_budget_s=stall_budget_s, engine=ENGINE)
         self._group: ShardGroup | None = None
@@ -191,10 +193,12 @@ class RpcService:
 
     @property
     def master_client(self) -> MasterClient:
-        """The master's other verbs (locks, barriers, the tree, ...), over this node's session."""
-        if self._master_client is None:
-            self._master_client = MasterClient(backend=SessionBackend(self._session))
-        return self._master_client
+        """The master's other verbs (locks, barriers, the tree, ...), over this node's session. Raises Closed."""
+        with self._making:  # two would both take what the session tells their watches, and one get it
+            if self._master_client is None:
+                self._check_open()  # or nobody would end it
+                self._master_client = MasterClient(backend=SessionBackend(self._session))
+            return self._master_client
 
     def _start_shards(self, shards: int, polling: bool, transports: tuple[str, ...], host: str, stall_budget_s: float) -> None:
         self._group = ShardGroup(shards, polling=polling, driver=self._driver, stall_budget_s=stall_budget_s)
@@ -310,12 +314,16 @@ class RpcService:
         settings = name, self._node, entries, lambda: self._look_again(name), balance, retry, idempotent
         client = RpcClient(*settings) if hedge is None else HedgingClient(*settings, hedge=hedge)
         self._clients[f"{name}/{next(self._client_numbers)}"] = client
-        if not self._watching:
-            self._watching = True
+        with self._making:
+            is_first, self._watching = not self._watching, True
+        if is_first:
             # Not here: a handler may be what makes the client, and must not wait for the master.
             threading.Thread(target=self._watch_servers, name="prpc-watch-servers", daemon=True).start()
         if self._news is not news:  # between the lookup and here, where only clients that were there already were told
-            _refresh(client)
+            try:
+                client.refresh()
+            except errors.RpcError:  # the master is away, or slow
+                client.servers_changed()
         return client
 
     def _watch_servers(self) -> None:
@@ -338,7 +346,7 @@ class RpcService:
         self._news = object()
         for _, client in self._living_clients():
             if name in (None, client.name):
-                _refresh(client)
+                client.servers_changed()
 
     def _lookup(self, name: str, expected: int, timeout_s: float) -> list[ServerEntry]:
         found = self._ask_master("lookup", name, expected, timeout_s=timeout_s)
@@ -392,8 +400,10 @@ class RpcService:
             client.close()
         if self._group is not None:
             self._group.close()
-        if self._master_client is not None:
-            self._master_client.close()
+        with self._making:
+            master_client = self._master_client
+        if master_client is not None:
+            master_client.close()
         if hasattr(self, "_session"):
             self._session.close()
         if hasattr(self, "_node"):
@@ -409,11 +419,9 @@ class RpcService:
 
         A fork has none of the threads that may have held our locks when it was made: to wait for one of these would be for ever.
         """
-        if not self._closed:
-            self._closed = True
-            self._servers.closed = True
-            if self._pid == os.getpid():
-                self._shut()
+        self._closed = self._servers.closed = True
+        if not next(self._closings) and self._pid == os.getpid():
+            self._shut()
 
     def __enter__(self) -> RpcService:
         return self
@@ -435,8 +443,3 @@ def _pin_thread(core: int) -> set[int]:
         return pin(core)
     except ValueError as error:
         raise errors.ConfigError(f"pin={core!r}: {error}") from error
-
-
-def _refresh(client: RpcClient) -> None:
-    with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
-        client.refresh()

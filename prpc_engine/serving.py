@@ -131,7 +131,7 @@ class Servers:
         self._check_open()
         server_id, target, _ = self.session.register_server(name, server_id).result()
         # The master tells clients of it first; a request that is faster than the next line is told to come again.
-        self.node.servers[target] = Server(name, server_id, target, served, bounds, self.allow, self.timing)
+        self.session.serve(target, Server(name, server_id, target, served, bounds, self.allow, self.timing))
         self.driver.take_over()
         return RpcServer(self, name, (server_id,), (target,), queue)
 
@@ -170,6 +170,9 @@ class Servers:
         while True:
             try:
                 told.result(ABSENT_S)
+                return
+            except errors.DeadlineExceeded as error:  # it is asked no longer, and knows when the session ends
+                logger.warning("server %d of %r goes unheard: %s", server.server_id, server.service, str(error))
                 return
             except TimeoutError:
                 if not self.session.connected:  # what was asked goes on waiting for it in the session

@@ -95,7 +95,7 @@ async def serve_in_shard(name: str, factory: Callable[[], object], server_id: in
     served = factory()
     Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
     server_id, target, _ = await here.session.register_server(name, server_id)
-    here.node.servers[target] = Server(name, server_id, target, served, bounds, here.settings.allow, here.settings.timing)
+    here.session.serve(target, Server(name, server_id, target, served, bounds, here.settings.allow, here.settings.timing))
     return server_id, target
 
 

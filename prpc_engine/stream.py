@@ -186,7 +186,11 @@ class Stream:
     def send(self, item: Any, timeout_s: float | None = None) -> None:
         """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError, and what ended the stream."""
         while (credit := self._window.take()) is not None:
-            credit.result(timeout_s)
+            try:
+                credit.result(timeout_s)
+            except TimeoutError:
+                self._window.give_up(credit)
+                raise
         self._line.send_item(item)
 
     async def asend(self, item: Any) -> None:

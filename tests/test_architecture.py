@@ -208,6 +208,7 @@ LAYERS = {
         ("prpc_engine.route", "prpc_engine.shard_figures"),
         ("prpc_engine.directory",),
         ("prpc_engine.mender",),
+        ("prpc_engine.master.joined",),
         ("prpc_engine.master.methods", "prpc_engine.master.session"),
         ("prpc_engine.client", "prpc_engine.master.master", "prpc_engine.master.watch"),
         ("prpc_engine.hedging", "prpc_engine.master.backend"),

@@ -308,7 +308,12 @@ class MasterClient:
         held = self._held.pop(name, None)
         if held is None:
             raise errors.Rejected(f"lock {name!r} is not held by this client: acquire it first")
-        if not self._ask(timeout_s, "release_lock", name, held[0]):
+        try:
+            was_held = self._ask(timeout_s, "release_lock", name, held[0])
+        except errors.RpcError:
+            self._held.setdefault(name, held)  # for another try: as far as anybody knows we hold it
+            raise
+        if not was_held:
             raise errors.Rejected(
                 f"lock {name!r} was lost before its release (token {held[0]}): the session at the master at {self.endpoint} "
                 "ended meanwhile, and others may have held it; hand the token to what the lock protects, to fence that off"

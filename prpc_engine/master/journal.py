@@ -279,7 +279,10 @@ class Journal:
         except OSError as error:
             self._broken = error  # the new snapshot counts already: nothing may go to the old journal any more
             return
-        self._remove_old()
+        try:
+            self._remove_old()
+        except OSError as error:  # what was written counts all the same, and is to be told
+            logger.warning("old files are left in %s: %s", self.folder, str(error))
 
     def _remove_old(self) -> None:
         for kind in ("snapshot", "journal"):

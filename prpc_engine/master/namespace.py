@@ -311,7 +311,8 @@ class Namespace:
         self.node(full)
         found = [at for at, _ in self.tree.below(full) if at != full or path]
         for at in reversed(found):
-            self.delete(at)
+            if at in self.tree.nodes:  # else it went with its last child
+                self.delete(at)
         if not path:  # what every root has
             for name in DIRECTORIES:
                 self._make(Change(Kind.PUT, f"{full}/{name}"))

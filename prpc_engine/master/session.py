@@ -19,17 +19,19 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.master.joined import Joined
 from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN, NAME_LENGTH_MAX
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
+from prpc_engine.server import Server
 from shard import Future, Timer
 
 logger = logging.getLogger("prpc")
@@ -90,16 +92,6 @@ class _Request:
         return self.asked + self.timeout_s
 
 
-@dataclass
-class _Joined:
-    """What to make again over a new session."""
-
-    addresses: list[str]
-    shard_of: int
-    rank: int
-    servers: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # first target -> service, server id, target now
-
-
 class MasterSession:
     """See the file's head. Owned by who made the node (an RpcService, a MasterClient, a shard), and closed before it.
 
@@ -134,7 +126,7 @@ class MasterSession:
         self._requests: dict[int, _Request] = {}
         self._numbers = itertools.count(1)
         self._peer: Peer | None = None
-        self._joined: _Joined | None = None
+        self._joined: Joined | None = None
         self._anew = False  # the session is new and what was joined has to be made again
         self._last_error = ""
         self._closed = False
@@ -192,12 +184,19 @@ class MasterSession:
                 left_s + ANSWER_S,
                 False,
             )
-        except errors.NotSent:
-            request.peer = None  # the connection is lost: the keeper sends it over the next
+        except (errors.NotSent, errors.Closed) as error:
+            self._send_over_the_next(request, error)
         except errors.RpcError as error:
             self._finish(request, error)
         else:
             call.add_done_callback(partial(self._answered, request))
+
+    def _send_over_the_next(self, request: _Request, error: errors.RpcError) -> None:
+        """Its connection is lost: the keeper sends it over the next one, unless it did so before it heard of this."""
+        self._last_error = str(error)
+        before, request.peer = request.peer, None
+        if self._peer is not before:
+            self._send(request)
 
     def _answered(self, request: _Request, call: Future) -> None:
         error = call.error()
@@ -213,8 +212,10 @@ class MasterSession:
             else:
                 self._finish(request, self._refusal(request, kind, error))
         elif isinstance(error, errors.MaybeExecuted | errors.NotSent | errors.Closed):
+            self._send_over_the_next(request, error)
+        elif isinstance(error, errors.DeadlineExceeded) and request.verb == GIVING_UP:
             request.peer = None
-            self._last_error = str(error)
+            self._send(request)
         elif isinstance(error, errors.DeadlineExceeded):
             self._finish(request, self._late(request))
         else:
@@ -237,7 +238,7 @@ class MasterSession:
         soon(partial(request.future.set_error, error))
 
     def _give_up(self, request: _Request) -> None:
-        """Nobody waits any more for what may have been claimed: let others have it."""
+        """Nobody waits any more for what may have been claimed: let others have it, however long the master is away."""
         try:
             self.submit(GIVING_UP, request.number)
         except errors.Closed:
@@ -252,6 +253,9 @@ class MasterSession:
         last = request.deadline + (ANSWER_S if request.verb in WAITING else 0.0)
         if request.peer is not None and now < last:
             self._arm(request, last)
+        elif request.verb == GIVING_UP:  # goes on: what it gives up may be a lock that others wait for as long as we live
+            request.asked = now
+            self._arm(request, request.deadline)
         else:
             self._finish(request, self._late(request))
 
@@ -311,7 +315,7 @@ class MasterSession:
 
         def joined(done: Future) -> None:
             if done.error() is None:
-                self._joined = _Joined(addresses, shard_of, done.result())
+                self._joined = Joined(addresses, shard_of, done.result(), self.node.servers)
 
         joining.add_done_callback(joined)
         return joining
@@ -324,40 +328,23 @@ class MasterSession:
         def registered(done: Future) -> None:
             if done.error() is None and self._joined is not None:
                 given, target, _ = done.result()
-                self._joined.servers[target] = (service, given, target)
+                self._joined.registered(service, given, target, next(self._numbers))
 
         registering.add_done_callback(registered)
         return registering
 
+    def serve(self, target: int, server: Server) -> None:
+        """The node answers for a server from now on; `target` is the one that register_server() gave."""
+        assert self._joined is not None, "who has not joined has no targets"
+        self._joined.serve(target, server)
+
     def deregister_server(self, target: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
         """The future of whether the master knew it; `target` is the one that register_server() gave."""
-        known = self._joined.servers.pop(target, None) if self._joined is not None else None
-        now = known[2] if known is not None else target
-        if now != target:
-            self.node.servers.pop(now, None)
+        now = self._joined.take_back(target) if self._joined is not None else target
         return self.submit("deregister_server", now, timeout_s=timeout_s)
 
-    def _join_anew(self, peer: Peer) -> None:
-        """In the keeper, over a new session."""
-        joined = self._joined
-        if joined is None:
-            return
-        joined.rank = self._now(peer, "join", joined.addresses, joined.shard_of, joined.rank)
-        for first, (service, server_id, before) in list(joined.servers.items()):
-            try:
-                _, target, _ = self._now(peer, "register_server", service, server_id)
-            except errors.RemoteError as error:
-                logger.error("server %d of %r could not be registered again: %s", server_id, service, error.remote_message)
-                continue
-            served = self.node.servers.get(before)
-            if served is not None:
-                self.node.servers[target] = served
-                joined.servers[first] = (service, server_id, target)
-                if before != first:  # so that a node which joins again and again answers to two targets, and not to ever more
-                    self.node.servers.pop(before, None)
-
-    def _now(self, peer: Peer, verb: str, *arguments: Any) -> Any:
-        return self.wait(peer.request(MASTER_ROUTE, "ask", ASK, (0, verb, list(arguments), 0.0), OPEN_TIMEOUT_S, False))
+    def _now(self, peer: Peer, number: int, verb: str, *arguments: Any) -> Any:
+        return self.wait(peer.request(MASTER_ROUTE, "ask", ASK, (number, verb, list(arguments), 0.0), OPEN_TIMEOUT_S, False))
 
     # -- the keeper --------------------------------------------------------------------------------------------------------
 
@@ -381,13 +368,14 @@ class MasterSession:
 
     def _keep(self) -> None:
         backoff_s = BACKOFF_S_MIN
+        has_opened = False
         while not self._closed:
             self._wake.clear()
             peer = self._peer
             try:
                 if peer is None or peer.lost:
                     self._open()
-                    backoff_s = BACKOFF_S_MIN
+                    has_opened, backoff_s = True, BACKOFF_S_MIN
                 else:
                     self._send_heartbeat(peer)
                 delay_s = self._heartbeat_s
@@ -397,7 +385,7 @@ class MasterSession:
                 if not isinstance(error, errors.RpcError):
                     logger.exception("the session at the master at %s has an error it did not expect", self.address)
                 self._last_error = str(error).partition("\n")[0]
-                if not self.opened.done():
+                if not has_opened:
                     self.node.reactor.call_soon(partial(self.opened.set_error, error))
                     return
                 if isinstance(error, errors.AuthenticationFailed):
@@ -421,12 +409,13 @@ class MasterSession:
         if anew or not self.number:
             self._open_session(peer, 0, "")
             self._anew = self._anew or anew
-        if self._anew:
-            self._join_anew(peer)
+        if self._anew and self._joined is not None:
+            self._joined.anew(partial(self._now, peer))
         with self._lock:
+            self._peer = peer  # before the look: whoever loses it from now on finds it here, and wakes us
             if peer.lost or self._closed:
+                self._peer = None
                 raise errors.NotSent(f"the connection to the master at {self.address} was lost again")
-            self._peer = peer
             waiting = list(self._requests.values())
             anew, self._anew = self._anew, False
         self._attempt_s = CONNECT_TIMEOUT_S

@@ -8,6 +8,7 @@ nothing is locked while they run. It has everything below a watched path as of o
     a number too high, or a heartbeat's        something was missed: watches again from the version it has
     another connection to the master           the same
     another session                            watches from the beginning, and calls back for what differs
+    a heartbeat, and a watch is behind         watches that one again: the master had been asked, and too slow to answer
 
 EVENTS_MAX events wait for it. While a callback holds it up for longer, deltas and heartbeats are dropped: what comes next has too
 high a number, and the thread reads anew what it missed.
@@ -22,6 +23,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prpc_engine import errors
@@ -31,6 +33,7 @@ from prpc_engine.master.session import CLOSE_TIMEOUT_S, MasterSession
 from prpc_engine.master.tree import Kind
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
+from shard import ClosedError, Future
 
 logger = logging.getLogger("prpc")
 # That wait for the thread: a message of deltas each, up to a MiB a value. Who is so many behind reads anew, one request a watch.
@@ -56,6 +59,8 @@ class _Watch:
     callback: Callback
     silent: bool  # about what is there already
     version: int = -1  # of the tree; -1: not watched yet
+    is_behind: bool = True  # the master is to be asked
+    is_given_up: bool = False  # by who added it
     known: dict[str, tuple[str, int]] = field(default_factory=dict)  # path -> value, version
 
 
@@ -129,19 +134,27 @@ class Watches:
             assert self._opening is not None
             (peer, anew), self._opening = self._opening, None
         self._peer = peer
-        self._heard = 0
         for watch in list(self._watches.values()):
+            watch.is_behind = True
             if anew:
                 watch.version = -1
-            self._catch_up(watch)
+        self._heard = 0
+        self._catch_up_all()
 
     def _check(self, peer: Peer | None, pushed: int) -> None:
-        """Catch up unless all notifications up to that number came."""
-        if peer is not self._peer or pushed <= self._heard:
+        """Catch up: all, unless every notification up to that number came; else those that could not before."""
+        if peer is not self._peer:
             return
-        self._heard = pushed
+        if pushed > self._heard:
+            for watch in list(self._watches.values()):
+                watch.is_behind = True
+            self._heard = pushed
+        self._catch_up_all()
+
+    def _catch_up_all(self) -> None:
         for watch in list(self._watches.values()):
-            self._catch_up(watch)
+            if watch.is_behind:
+                self._catch_up(watch)
 
     def _apply(self, peer: Peer | None, number: int, items: list[Any]) -> None:
         if peer is not self._peer or number <= self._heard:
@@ -151,7 +164,8 @@ class Watches:
             return
         self._heard = number
         for watch in list(self._watches.values()):
-            self._take_deltas(watch, items)
+            if not watch.is_behind:  # else it would go past what it missed
+                self._take_deltas(watch, items)
 
     def _take_deltas(self, watch: _Watch, items: list[Any]) -> None:
         below = f"{watch.path}/"
@@ -162,6 +176,7 @@ class Watches:
 
     def _catch_up(self, watch: _Watch) -> None:
         version, _, whole, items = self._session.direct("watch", watch.path, watch.version)
+        watch.is_behind = False
         if not whole:
             self._take_deltas(watch, items)
             watch.version = max(version, watch.version)
@@ -192,23 +207,19 @@ class Watches:
     def add(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
         """Call callback(event) for every change at `path` and below from now on, and with `existing` for what is there.
 
-        The handle. While the master is away it begins with the next connection, and misses nothing from then on. Raises
-        DeadlineExceeded, Backpressure, and what the master refuses."""
+        The handle. While the master is away it begins with the next connection, or heartbeat, and misses nothing from then on.
+        Raises DeadlineExceeded, Backpressure, Closed, and what the master refuses."""
         watch = _Watch(path, callback, silent=not existing)
         handle = next(self._handles)
-        done = threading.Event()
-        failure: list[BaseException] = []
+        done = Future(self._session.node.waiter)  # a handler may ask, and the master's answer needs its thread
 
         def begin() -> None:
-            self._watches[handle] = watch
+            end: Callable[[], object] = partial(done.set_result, None)
             try:
-                self._catch_up(watch)
-            except errors.RemoteError as error:
-                del self._watches[handle]
-                failure.append(errors.Rejected(f"watching {path!r} was refused by the master: {error.remote_message}"))
-            except errors.RpcError as error:
-                logger.info("the watch of %r begins with the next connection: %s", path, str(error))
-            done.set()
+                self._begin(handle, watch)
+            except errors.Rejected as error:
+                end = partial(done.set_error, error)
+            self._session.node.reactor.call_soon(end)  # whoever waits may have it parked
 
         with self._starting:
             if self._closed:
@@ -217,23 +228,49 @@ class Watches:
                 self._peer = self._session._peer
                 self._thread = threading.Thread(target=self._run, name="prpc-master-watch", daemon=True)
                 self._thread.start()
-        if threading.current_thread() is self._thread:
-            begin()
-        elif self._events.qsize() >= EVENTS_MAX:
-            raise errors.Backpressure(
-                f"watching {path!r} at the master at {self._session.address}: {EVENTS_MAX} events wait for callbacks of other "
-                "watches; make those shorter, or try again later"
-            )
-        else:
-            self._events.put(begin)
-            if not done.wait(timeout_s):
-                raise errors.DeadlineExceeded(
-                    f"watching {path!r} at the master at {self._session.address} took more than {timeout_s} s; a callback of "
-                    "another watch may still be running"
+            is_here = threading.current_thread() is self._thread
+            if not is_here and self._events.qsize() >= EVENTS_MAX:
+                raise errors.Backpressure(
+                    f"watching {path!r} at the master at {self._session.address}: {EVENTS_MAX} events wait for callbacks of "
+                    "other watches; make those shorter, or try again later"
                 )
-        if failure:
-            raise failure[0]
+            if not is_here:
+                self._events.put(begin)  # ahead of what close() puts
+        if is_here:
+            self._begin(handle, watch)
+        else:
+            self._wait(done, handle, watch, timeout_s)
         return handle
+
+    def _begin(self, handle: int, watch: _Watch) -> None:
+        """In the thread. Raises Rejected."""
+        self._watches[handle] = watch
+        if watch.is_given_up:  # looked at when it is there: who gives it up afterwards finds it
+            self._watches.pop(handle, None)
+            return
+        try:
+            self._catch_up(watch)
+        except errors.RemoteError as error:
+            if error.type_name.rpartition(".")[2] != "SessionExpired":  # the keeper hears of that, too, and opens another
+                self._watches.pop(handle, None)
+                raise errors.Rejected(f"watching {watch.path!r} was refused by the master: {error.remote_message}") from error
+        except errors.RpcError as error:
+            logger.info("the watch of %r begins with the next connection or heartbeat: %s", watch.path, str(error))
+
+    def _wait(self, done: Future, handle: int, watch: _Watch, timeout_s: float) -> None:
+        where = f"watching {watch.path!r} at the master at {self._session.address}"
+        try:
+            done.result(timeout_s)
+            return
+        except TimeoutError:
+            error: errors.RpcError = errors.DeadlineExceeded(
+                f"{where} took more than {timeout_s} s; a callback of another watch may still be running"
+            )
+        except ClosedError:
+            error = errors.Closed(f"{where}: this client was closed meanwhile")
+        watch.is_given_up = True
+        self.cancel(handle)
+        raise error
 
     def cancel(self, handle: int) -> bool:
         """No callback of that watch begins after this; whether there was one."""

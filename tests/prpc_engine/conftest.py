@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from prpc_engine import Master
+from prpc_engine import Master, mender
+from tests.prpc_engine.processes import PATIENCE_S
 from tests.prpc_engine.workloads.farm import Farm
 
 
@@ -14,6 +15,12 @@ from tests.prpc_engine.workloads.farm import Farm
 def master() -> Iterator[Master]:
     with Master() as made:
         yield made
+
+
+@pytest.fixture
+def patient_describe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed calls are repeated because a server says that they may be, however late it says so."""
+    monkeypatch.setattr(mender, "DESCRIBE_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -10,28 +10,39 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.ports import address_of, hold_port
 from tests.program import Program
 
 
 class MasterProcess(Program):
-    """`prpc master`."""
+    """`prpc master`. Once it was killed its port is kept for the next one."""
 
     end_signal = signal.SIGTERM
 
-    def __init__(self, journal: Path | None = None, bind: str = "127.0.0.1:0") -> None:
+    def __init__(self, journal: Path | None = None, port: socket.socket | None = None) -> None:
         self._journal = journal
+        self._port = port or hold_port()
         with_journal = [] if journal is None else ["--journal", str(journal), "--no-sync"]
-        super().__init__("prpc_engine.cli", "master", "--bind", bind, *with_journal)
+        super().__init__("prpc_engine.cli", "master", "--bind", address_of(self._port), *with_journal)
         self.address = self.read_line().removeprefix("serving at ")
 
     def again(self) -> MasterProcess:
         """Another one at the same address, on the same journal."""
-        return MasterProcess(self._journal, self.address)
+        return MasterProcess(self._journal, self._port)
+
+    def end(self, number: signal.Signals | None = None) -> int:
+        self._port.close()
+        return super().end(number)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._port.close()
+        super().__exit__(kind, error, traceback)
 
 
 class ClientProcess(Program):

@@ -342,7 +342,7 @@ def mutations(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
 
 
 @given(mutations())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @example((b"", []))
 def test_a_damaged_archive_is_a_value_or_an_archive_error(message: tuple[bytes, list[Any]]) -> None:
     decode_or_refuse(*message)

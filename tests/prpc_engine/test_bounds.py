@@ -20,7 +20,7 @@ from prpc_engine.master.session import HEARTBEAT, OPEN
 from prpc_engine.master.tree import SessionRecord
 from prpc_engine.message import HEADER, REQUEST, method_key
 from prpc_engine.server import Bounds, Server
-from shard import Future, Limits
+from shard import CancelledError, Future, Limits
 from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -96,6 +96,23 @@ def test_answers_that_plain_functions_owe_have_a_bound(world: World) -> None:
     fourth = world.ask("later")
     world.turn()
     assert not fourth.done()
+
+
+def test_a_deferred_answer_that_its_caller_gives_up_is_done_for_whoever_holds_it(world: World) -> None:
+    call = world.ask("later")
+    world.turn()
+    call.cancel()
+    world.ask("later", timeout_s=0.01)
+
+    def is_late() -> bool:
+        world.turn()
+        return len(world.handlers.deferred) == 2 and world.handlers.deferred[1].done()
+
+    wait_until(is_late, "the deadline")
+    cancelled, late = world.handlers.deferred
+    assert isinstance(cancelled.error(), CancelledError)
+    assert isinstance(late.error(), errors.DeadlineExceeded)
+    assert not cancelled.reply("too late")
 
 
 @pytest.mark.parametrize("method", ["wait", "later"])
@@ -175,7 +192,7 @@ def test_a_server_that_is_registered_again_and_again_has_two_targets() -> None:
                 wait_until(lambda before=before: {*served} - before, "another registration")
                 client = service.create_client("test", timeout_s=PATIENCE_S)
                 assert client.call("echo", 1) == 1
-            assert len({*served} - {WATCH_TARGET, ABOUT_TARGET}) == 2
+            wait_until(lambda: len({*served} - {WATCH_TARGET, ABOUT_TARGET}) == 2, "the end of the one before")
             server.close()
             assert {*served} <= {WATCH_TARGET, ABOUT_TARGET}
     finally:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from prpc_engine import Dealer, ErrorCode, Master, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
 from prpc_engine.dealer import Mailbox
+from shard import Future
+from tests.prpc_engine.processes import wait_until
 
 PATIENCE_S = 20.0
 
@@ -173,9 +177,87 @@ def test_a_dealer_that_never_receives_is_told_to(nodes: tuple[RpcService, RpcSer
         for _ in range(3):
             dealer.send_request(RpcRequest())
         answering.send_response(RpcResponse(answering.recv_request(PATIENCE_S)))
+        wait_until(lambda: len(dealer._responses) == 1, "the response, which is no request in flight any more before it is there")
         with pytest.raises(errors.Backpressure, match=r"call recv_response\(\)"):
             dealer.send_request(RpcRequest())
         assert dealer.recv_response(PATIENCE_S).error_code == ErrorCode.SUCC
         dealer.send_request(RpcRequest())
         assert dealer.in_flight == 3
     server.close()
+
+
+class Waiter:
+    """Whose thread waits: it does something instead, and the time is over."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.meanwhile = meanwhile
+
+    def wait(self, future: Future, timeout_s: float | None) -> bool:
+        self.meanwhile()
+        return bool(future.finished)
+
+    def await_in(self, future: Future, loop: object) -> Generator[Any, None, None]:
+        raise NotImplementedError
+
+
+def test_who_receives_nothing_again_and_again_leaves_nothing_behind() -> None:
+    mailbox = Mailbox("it", Waiter())
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            mailbox.get(0.0)
+    assert not mailbox._waiting
+
+
+def test_a_wait_that_was_terminated_ends_although_others_go_on_at_once() -> None:
+    waiter = Waiter()
+    mailbox = Mailbox("it", waiter)
+
+    def end_and_go_on() -> None:
+        mailbox.terminate()
+        mailbox.restart()
+
+    waiter.meanwhile = end_and_go_on
+    with pytest.raises(Terminated):
+        mailbox.get(None)
+
+
+def test_a_message_wakes_another_when_the_one_it_woke_does_not_take_it() -> None:
+    waiter = Waiter()
+    mailbox = Mailbox("it", waiter)
+    another = Future()
+
+    def interrupted() -> None:
+        mailbox._waiting.append(another)
+        mailbox.put("message")
+        raise KeyboardInterrupt
+
+    waiter.meanwhile = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        mailbox.get(None)
+    assert another.done()
+
+
+def test_a_message_that_comes_as_the_last_that_waited_was_woken_by_another_is_kept() -> None:
+    class Taken(deque[Future]):
+        def __bool__(self) -> bool:
+            self.clear()  # by another thread
+            return True
+
+    mailbox = Mailbox("it", None)
+    mailbox._waiting = Taken([Future()])
+    mailbox.put("message")
+    assert mailbox.get(None) == "message"
+    mailbox.terminate()
+
+
+def test_a_request_that_cannot_be_sent_for_want_of_memory_does_not_count_as_in_flight() -> None:
+    class Client:
+        ranks = ()
+
+        def submit(self, *_: Any, **__: Any) -> Future:
+            raise errors.ShmFull("no room")
+
+    dealer = Dealer("it", None, Client())  # type: ignore[arg-type]
+    with pytest.raises(errors.ShmFull):
+        dealer.send_request(RpcRequest(1))
+    assert dealer.in_flight == 0

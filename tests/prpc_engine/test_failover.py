@@ -12,6 +12,8 @@ from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcSer
 from prpc_engine.master.client import MasterClient
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("patient_describe")
+
 
 class Shop:
     """Answers with its own name; some methods hold the answer back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import resource
 import tempfile
@@ -13,8 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from prpc_engine import Master
 from prpc_engine.errors import JournalError
 from prpc_engine.master import journal as journal_module
+from prpc_engine.master.client import MasterClient, TreeEvent
 from prpc_engine.master.journal import (
     HEADER,
     RECORD,
@@ -28,6 +31,7 @@ from prpc_engine.master.journal import (
 )
 from prpc_engine.master.registry import Registry, RegistryError
 from prpc_engine.master.tree import Change, Kind, SessionRecord, Tree
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 State = list[Change]
 
@@ -140,7 +144,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert state(tree) == state(self.registry.tree)
 
 
-AnyHistory.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+AnyHistory.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
 TestAnyHistory = AnyHistory.TestCase
 
 
@@ -265,6 +269,22 @@ def test_a_kill_in_the_middle_of_compacting_loses_nothing(tmp_path: Path, left: 
     assert state(again) == states[-1]
     assert again.version == tree.version
     assert len(list(tmp_path.iterdir())) == (2 if left == "snapshot-1.tmp" else 3)
+
+
+def test_old_files_that_cannot_be_removed_do_not_keep_a_change_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(5, "Input/output error", str(path))
+
+    heard: queue.Queue[TreeEvent] = queue.Queue()
+    with Master(journal=tmp_path, sync=False) as master, MasterClient(master.address) as client:
+        client.tree_watch("/a", heard.put)
+        monkeypatch.setattr(Path, "unlink", refuse)
+        monkeypatch.setattr(Journal, "long", True)
+        client.tree_node_add("/a")
+        assert heard.get(timeout=PATIENCE_S).path == "/a"
+        wait_until(lambda: f"old files are left in {tmp_path}" in caplog.text, "the line that tells of them")
 
 
 def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_first_call_to_another_process_encodes_what_is_lazy_or_says_why_not(
 
 def test_an_echo_is_the_same_from_here_and_from_another_process(both: Both) -> None:
     @given(values)
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def check(value: Any) -> None:
         echo = both.there.call("echo", value)
         assert same(echo, value)

@@ -72,9 +72,10 @@ def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watc
             assert client.call("echo", 1) == 1
             service.master_client.watch_node(told.put)
             halt(node.pid)
-            event = told.get(timeout=PATIENCE_S)
-            assert (event.path, event.value) == ("/_node_/1", None)
-            assert service._ask_master("ranks") == [0]
+            while (event := told.get(timeout=PATIENCE_S)).value is not None:
+                pass  # on a busy machine it may have been silent for too long before, and come back
+            assert event.path == "/_node_/1"
+            wait_until(lambda: service._ask_master("ranks") == [0], "its end, now that it stands still")
             wait_until(lambda: client.server_ids == (), "its client, that is told too")
             node.process.send_signal(signal.SIGCONT)
             wait_until(lambda: service._ask_master("ranks") == [0, 1], "the node, that joins anew")

@@ -138,3 +138,12 @@ def test_what_a_request_left_behind_is_forgotten_with_it() -> None:
 
 def test_no_barriers_name_is_a_roles() -> None:
     assert all(role_of("x") != component(name) for name in ("x", "%role%x", "role/x"))
+
+
+def test_clearing_the_tree_takes_locks_and_barriers_along() -> None:
+    meetings, registry, (a, b) = world(2)
+    meetings.claim(a, "l", 1, "")
+    meetings.arrive(b, "b", arrival(1, 2))
+    registry.tree_clear_path(a, "")
+    assert registry.tree_node_sub(a, "/_lock_") == registry.tree_node_sub(a, "/_barrier_") == []
+    assert meetings.claim(b, "l", 2, "") > 0

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prpc_engine import errors
+from prpc_engine import Deferred, errors, once
 from prpc_engine.context import calling_peer
 from prpc_engine.message import HEADER, REPLY, REQUEST, method_key
 from prpc_engine.method import public_methods
 from prpc_engine.server import Bounds, Server
 from shard import Future
-from tests.prpc_engine.peers import TARGET, Pair
+from tests.prpc_engine.peers import TARGET, Pair, Route
 
 
 class Handlers:
@@ -204,3 +205,92 @@ def test_arrays_go_through_the_server(world: World) -> None:
     world.server = Server("test", 0, TARGET, {"double": lambda array: array * 2})
     world.served._servers[TARGET] = world.server
     assert world.answer("double", np.arange(3)).tolist() == [0, 2, 4]
+
+
+# -- held between two steps ----------------------------------------------------------------------------------------------
+
+
+class Slow(Handlers):
+    """Answers later, and lets others run in the middle of a handler, as one that calls and waits does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later: list[Deferred] = []
+        self.threads: list[int] = []
+        self.meanwhile: list[Callable[[], object]] = []
+
+    def defer(self) -> Deferred:
+        self.later.append(Deferred())
+        return self.later[-1]
+
+    async def where(self) -> None:
+        self.threads.append(threading.get_ident())
+
+    @once
+    def linger(self) -> str:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        return "done"
+
+    def future(self) -> Future:
+        self.linger()
+        return Future()
+
+
+class SlowWorld(Pair):
+    """One task at a time."""
+
+    def __init__(self) -> None:
+        self.handlers = Slow()
+        super().__init__(Server("test", 0, TARGET, self.handlers, Bounds(tasks_max=1)))
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowWorld]:
+    made = SlowWorld()
+    yield made
+    made.close()
+
+
+def test_an_answer_from_another_thread_starts_and_cancels_nothing_there(slow: SlowWorld) -> None:
+    calls = [slow.ask("defer"), slow.ask("where")]
+    slow.turn()
+    (timer,) = [job.timer for job in slow.server._open_jobs if job.timer is not None]
+    answering = threading.Thread(target=slow.handlers.later[0].reply, args=("later",))
+    answering.start()
+    answering.join()
+    assert timer.callback is not None, "timers are the reactor's: another thread would lose what it sets meanwhile"
+    slow.turn()
+    assert [call.result() for call in calls] == ["later", None]
+    assert slow.handlers.threads == [threading.get_ident()]
+
+
+def test_a_notification_that_was_cut_is_not_ended_again_by_its_answer(slow: SlowWorld, caplog: pytest.LogCaptureFixture) -> None:
+    slow.client.notify(Route(), "defer", method_key("defer"), ())
+    slow.turn()
+    slow.server.stop()
+    assert slow.server.cut() == 1
+    caplog.clear()
+    slow.handlers.later[0].reply(None)
+    slow.turn()
+    assert (slow.server.tasks, slow.server.jobs.inside, caplog.text) == (0, 0, "")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+def test_a_handler_that_waited_in_the_queue_is_not_taken_out_of_it_once_it_runs(slow: SlowWorld, how: str) -> None:
+    first, second = slow.ask("wait"), slow.ask("linger")
+    slow.turn()
+    slow.handlers.meanwhile = [slow.turn, second.cancel if how == "cancelled" else slow.server.cut]
+    slow.handlers.gate.set_result("over")
+    slow.turn()
+    assert first.result() == "over"
+    assert (slow.server.failures, slow.server.tasks) == (0, 0)
+    assert second.done()
+
+
+def test_a_handler_that_answers_later_is_answered_for_when_its_server_was_closed_while_it_ran(slow: SlowWorld) -> None:
+    call = slow.ask("future")
+    slow.handlers.meanwhile = [slow.server.stop]
+    slow.turn()
+    with pytest.raises(errors.Cancelled, match="'test' was closed before it was done"):
+        call.result()

@@ -84,12 +84,14 @@ def test_a_call_has_its_future_while_its_server_is_connected_to(world: World) ->
 
 def test_a_call_ends_at_its_deadline_although_its_server_is_still_connected_to(world: World) -> None:
     with world.hung() as client:
-        with pytest.raises(errors.DeadlineExceeded, match=r"'echo' was not sent to server 0 of 'test' \(rank 99\) within 0\.0"):
+        with pytest.raises(
+            errors.DeadlineExceeded, match=r"'echo' was not sent to server 0 of 'test' \(rank 99\) within \d+\.\d+ s"
+        ):
             client.call("echo", 1, timeout_s=SHORT_S)
         with pytest.raises(errors.DeadlineExceeded, match="not connected yet"):
             client.submit_to(0, "echo", 1, timeout_s=SHORT_S).result(PATIENCE_S)
         assert connectors() == 1
-        assert client.statistics().waiting == len(client._routes[0].in_flight) == 0, "neither of them is kept"
+        wait_until(lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0, "neither of them kept")
 
 
 def test_a_call_that_waits_for_a_connection_can_be_cancelled(world: World) -> None:
@@ -138,15 +140,15 @@ def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_r
     hung = RpcClient("test", world.serving._node, [world.hole.entry("test", 0)], list)
 
     def begin() -> None:
-        pending.append(hung.submit("echo", 1))
+        pending.append(hung.submit("echo", 1, timeout_s=LONG_S))
 
     world.serving.create_server("asking", {"begin": begin, "one": lambda: 1})
     with world.calling.create_client("asking") as client, hung:
-        client.call("begin", timeout_s=SHORT_S * 20)
+        client.call("begin", timeout_s=PATIENCE_S)
         assert client.call("one", timeout_s=PATIENCE_S) == 1
         (call,) = pending
         assert not call.done()
-        assert call.overall - call.sent <= SHORT_S * 20, "it inherits the deadline of who asked"
+        assert call.overall - call.sent <= PATIENCE_S + 1.0, "it inherits the deadline of who asked"
 
 
 def test_so_many_servers_are_connected_to_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +346,7 @@ def test_a_stream_is_there_while_its_server_is_connected_to_and_ends_at_its_dead
         assert stream.cancel()
         with pytest.raises(errors.Cancelled, match="'count' was cancelled by its caller"):
             next(stream)
-        assert client.statistics().waiting == len(client._routes[0].in_flight) == 0, "none of them is kept"
+        wait_until(lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0, "none of them kept")
 
 
 def test_close_ends_a_stream_that_waits_for_its_connection(world: World) -> None:

@@ -12,7 +12,7 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.stream import incoming
 from shard import Future
-from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 
 LARGE = 3_000_000  # of float32: some ms on the way, where a small message takes some us
 ROUNDS = 24
@@ -63,6 +63,7 @@ class World:
         self.calling = RpcService(master=master.address, transports=["tcp"])
         self.client = self.calling.create_client("test", timeout_s=PATIENCE_S)
         assert self.client.call("prpc.health")["state"] == "serving"
+        wait_connected(self.client)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcService, errors
+from prpc_engine import Deferred, Master, RpcClient, RpcService, errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +47,10 @@ class ShopProtocol(Protocol):
 
 class AsyncOrders(Protocol):
     def orders(self, count: int) -> AsyncIterator[int]: ...
+
+
+class Queue(Protocol):
+    def wait(self) -> int: ...
 
 
 class Elsewhere(Protocol):
@@ -111,8 +115,12 @@ def test_a_method_that_returns_an_iterator_is_a_stream(client: RpcClient) -> Non
 
 
 def test_the_timeout_of_a_stub_is_that_of_each_call(client: RpcClient) -> None:
-    with pytest.raises(errors.DeadlineExceeded):
-        client.bind(ShopProtocol, timeout_s=0.0).buy(1)
+    unanswered = Deferred()
+    with Master("127.0.0.1:0") as master, RpcService(master.address) as service:
+        service.create_server("queue", {"wait": lambda: unanswered})
+        with pytest.raises(errors.DeadlineExceeded):
+            service.create_client("queue").bind(Queue, timeout_s=0.0).wait()
+        unanswered.reply(1)
     assert client.bind(ShopProtocol, timeout_s=None).buy(1)[0] == 1
 
 

@@ -1,0 +1,284 @@
+"""Clients where a thread is held between two steps: by then a server has come or gone, a connection is lost, somebody closes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prpc_engine import HedgePolicy, Master, RpcService, directory, errors, idempotent, node
+from prpc_engine.directory import Directory
+from prpc_engine.node import Node
+from prpc_engine.peer import Peer
+from prpc_engine.server import Server
+from shard import PeerLostError
+from tests.prpc_engine.peers import Pair, Route
+from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
+
+SHORT_S = 0.05
+
+
+class World:
+    """One service that serves "test", and one that calls it."""
+
+    def __init__(self, master: Master) -> None:
+        self.serving, self.calling = RpcService(master.address), RpcService(master.address)
+        self.server = self.serving.create_server("test", self)
+
+    @idempotent
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def close(self) -> None:
+        self.calling.close()
+        self.serving.close()
+
+
+@pytest.fixture
+def world(master: Master) -> Iterator[World]:
+    made = World(master)
+    yield made
+    made.close()
+
+
+# -- who serves --------------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_may_ask_who_serves_while_another_thread_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking, asked = threading.Event(), threading.Event()
+    client = world.calling.create_client("test")
+    lookup = world.calling._lookup
+
+    def held(*arguments: Any) -> Any:
+        looking.set()
+        assert asked.wait(PATIENCE_S)
+        return lookup(*arguments)
+
+    def ask() -> tuple[int, ...]:
+        asked.set()
+        client.refresh()
+        return client.server_ids
+
+    monkeypatch.setattr(world.calling, "_lookup", held)
+    world.calling.create_server("asks", {"ask": ask})
+    threads = [threading.Thread(target=client.refresh, daemon=True)]
+    threads[0].start()
+    assert looking.wait(PATIENCE_S)
+    with world.serving.create_client("asks") as asking:
+        assert asking.call("ask", timeout_s=PATIENCE_S) == (0,)
+    threads[0].join(PATIENCE_S)
+
+
+def test_a_server_that_came_while_a_look_was_under_way_is_found_by_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, go_on = threading.Event(), threading.Event()
+    client = world.calling.create_client("test")
+    lookup = world.calling._lookup
+
+    def late(*arguments: Any) -> Any:
+        found = lookup(*arguments)
+        looked.set()
+        assert go_on.wait(PATIENCE_S)
+        return found
+
+    monkeypatch.setattr(world.calling, "_lookup", late)
+    monkeypatch.setattr(world.calling, "_servers_changed", lambda event: None)
+    calls = [client.submit_to(7, "echo", 1, timeout_s=PATIENCE_S)]
+    assert looked.wait(PATIENCE_S)
+    world.serving.create_server("test", world, server_id=7)
+    calls.append(client.submit_to(7, "echo", 2, timeout_s=PATIENCE_S))
+    go_on.set()
+    assert calls[1].result(PATIENCE_S) == 2
+    assert isinstance(calls[0].error(PATIENCE_S), errors.NoServer | None)
+
+
+def test_a_server_that_came_while_the_master_was_too_slow_to_say_so_is_found_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "CHANGED_S", SHORT_S, raising=False)
+    client = world.calling.create_client("test")
+    wait_until(lambda: world.calling.master_client._backend._watches._watches, "the watch")  # type: ignore[attr-defined]
+    lookup, looks = world.calling._lookup, []
+
+    def slow(*arguments: Any) -> Any:
+        looks.append(1)
+        if len(looks) < 3:
+            raise errors.DeadlineExceeded("it is slow")
+        return lookup(*arguments)
+
+    monkeypatch.setattr(world.calling, "_lookup", slow)
+    world.serving.create_server("test", world)
+    wait_until(lambda: client.server_ids == (0, 1), "the client knows of both")
+
+
+def test_a_client_that_is_closed_while_it_looks_who_serves_knows_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = world.calling.create_client("test")
+    set_entries = Directory.set_entries
+
+    def late(self: Directory, entries: list[Any]) -> None:
+        if entries:
+            closing.start()
+            wait_until(lambda: not closing.is_alive() or self._guard.locked(), "close() comes as far as it can")
+        set_entries(self, entries)
+
+    closing = threading.Thread(target=client.close)
+    monkeypatch.setattr(Directory, "set_entries", late)
+    client.refresh()
+    closing.join(PATIENCE_S)
+    assert client.server_ids == ()
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_made_while_the_one_before_is_being_forgotten_is_kept(world: World) -> None:
+    client = world.calling.create_client("test")
+    assert client.call("echo", 1) == 1
+    made = world.calling._node
+    (route,) = client._routes.values()
+    (first,) = [address for address in route.addresses if address in made._peers]
+    found: list[Peer] = []
+
+    class Peers(dict[str, Peer]):
+        """Another thread connects while these are looked at."""
+
+        def items(self) -> Any:
+            seen = list(super().items())
+            is_guarded = made._guard.locked()
+            if connecting.ident is None:
+                connecting.start()
+                if not is_guarded:
+                    connecting.join(PATIENCE_S)
+            return seen
+
+    before, made._peers = made._peers[first], Peers(made._peers)
+    connecting = threading.Thread(target=lambda: found.append(made.peer_at(route.addresses, PATIENCE_S, "it")))
+    made.reactor.call_soon(lambda: before.connection.close(PeerLostError("it was cut")))
+    wait_until(lambda: found, "another connection")
+    connecting.join(PATIENCE_S)
+    wait_until(lambda: before not in made._peers.values(), "the first is forgotten")
+    assert made._peers.get(first) is found[0]
+
+
+def test_a_call_that_is_about_to_use_a_connection_that_is_left_goes_over_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "LEAVE_S", 0.0)
+    client = world.calling.create_client("test")
+    assert client.call("echo", 1) == 1
+    wait_connected(client)
+    (route,) = client._routes.values()
+    peer = route.peer
+    assert peer is not None
+    request = peer.request
+
+    def late(*arguments: Any) -> Any:
+        world.calling._node.reactor.call_soon(lambda: world.calling._node._leave_later(peer, 0.0))
+        wait_until(lambda: peer.connection.error is not None, "it is left")
+        return request(*arguments)
+
+    monkeypatch.setattr(peer, "request", late)
+    assert client.call("echo", 2, timeout_s=PATIENCE_S) == 2
+
+
+def test_an_attempt_is_not_late_by_the_deadline_of_the_one_before() -> None:
+    pair = Pair(Server("test", 0, 16, {"echo": lambda value: value}))
+    call = pair.ask("echo", 1, timeout_s=0.0)
+    assert pair.client.calls.in_flight.pop(call.call_id) is call
+    send = pair.client._send
+
+    def late(*message: Any) -> None:
+        pair.client._expire()  # as the reactor may at any time, for another call
+        send(*message)
+
+    pair.client._send = late  # type: ignore[assignment]
+    call.body = pair.client.decoder.encode_arguments((1,))[0]
+    pair.client.resend(call, Route(), None)
+    pair.turn()
+    assert call.result() == 1
+    pair.close()
+
+
+def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadline(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    client = world.calling.create_client("test", hedge=HedgePolicy(delay_s=PATIENCE_S))
+    assert client.call("echo", 1) == 1
+    wait_connected(client)
+    send, peer_at = client._mender.send, Node.peer_at
+
+    def lose(call: Any, route: Any) -> None:
+        peer = route.peer
+        peer.reactor.call_soon(lambda: peer.connection.close(PeerLostError("it was cut")))
+        wait_until(lambda: peer.lost, "the end of the connection")
+        send(call, route)
+
+    def hang(*arguments: Any) -> Any:
+        assert go_on.wait(PATIENCE_S)
+        return peer_at(*arguments)
+
+    monkeypatch.setattr(client._mender, "send", lose)
+    monkeypatch.setattr(Node, "peer_at", hang)
+    call = client.submit("echo", 2, timeout_s=SHORT_S)
+    try:
+        assert isinstance(call.error(PATIENCE_S / 2), errors.DeadlineExceeded)
+    finally:
+        go_on.set()
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_is_closed_before_its_watch_begins_leaves_none_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, closed, tried = RpcService._watch_servers, threading.Event(), threading.Event()
+
+    def late(self: RpcService) -> None:
+        assert closed.wait(PATIENCE_S)
+        watch(self)
+        tried.set()
+
+    monkeypatch.setattr(RpcService, "_watch_servers", late)
+    world.calling.create_client("test")
+    world.calling.close()
+    closed.set()
+    assert tried.wait(PATIENCE_S)
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "prpc-master-watch"]
+
+
+def test_threads_that_close_a_service_at_once_both_come_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    shut, closing = world.calling._shut, threading.Barrier(2)
+    shuts: list[int] = []
+    failures: list[BaseException] = []
+
+    def meet() -> None:
+        shuts.append(1)
+        shut()
+
+    class Flag:
+        """Both see that it is open."""
+
+        def __bool__(self) -> bool:
+            closing.wait(PATIENCE_S)
+            return False
+
+    def close() -> None:
+        try:
+            world.calling.close()
+        except BaseException as error:
+            failures.append(error)
+
+    monkeypatch.setattr(world.calling, "_shut", meet)
+    world.calling._closed = Flag()  # type: ignore[assignment]
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not failures
+    assert len(shuts) == 1

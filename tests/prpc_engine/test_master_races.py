@@ -1,0 +1,406 @@
+"""Sessions and watches where a thread is held between two steps: then a connection is lost, a caller goes, a session ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prpc_engine import Master, RpcService, errors, service, serving
+from prpc_engine.master.client import MasterClient, TreeEvent
+from prpc_engine.master.session import MasterSession
+from prpc_engine.master.watch import Watches
+from prpc_engine.node import Node
+from prpc_engine.peer import Peer
+from prpc_engine.server import Server
+from shard import Future, PeerLostError, ShardError
+from tests.prpc_engine.master_processes import MasterProcess
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+HEARTBEAT_S = 0.05
+LONG_S = 3600.0  # a test that waits for it has failed
+
+
+def session_of(client: MasterClient) -> MasterSession:
+    return client._backend._session  # type: ignore[attr-defined, no-any-return]
+
+
+def watches_of(client: MasterClient) -> Watches:
+    return client._backend._watches  # type: ignore[attr-defined, no-any-return]
+
+
+def cut(peer: Peer, error: ShardError | None = None) -> None:
+    peer.reactor.call_soon(lambda: peer.connection.close(error or PeerLostError("it was cut")))
+
+
+def once_slow(session: MasterSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The master does not answer the next look of a watch in time, over a connection that stays; what was asked."""
+    asked: list[str] = []
+
+    def direct(method: str, *arguments: Any) -> Any:
+        asked.append(method)
+        if len(asked) == 1:
+            raise errors.DeadlineExceeded("it is slow")
+        return MasterSession.direct(session, method, *arguments)
+
+    monkeypatch.setattr(session, "direct", direct)
+    return asked
+
+
+# -- watches -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_watch_begins_although_the_master_was_too_slow_to_answer_it(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: queue.Queue[TreeEvent] = queue.Queue()
+    with MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client, MasterClient(master.address) as other:
+        asked = once_slow(session_of(client), monkeypatch)
+        client.tree_watch("/a", heard.put)
+        wait_until(lambda: len(asked) > 1, "another look")
+        other.tree_node_add("/a", "1")
+        assert heard.get(timeout=PATIENCE_S).value == "1"
+
+
+def test_watches_go_on_over_a_new_connection_although_the_master_was_too_slow_to_answer_them(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: queue.Queue[str] = queue.Queue()
+    with MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client, MasterClient(master.address) as other:
+        for path in ("/a", "/b"):
+            client.tree_watch(path, lambda event: heard.put(event.path))
+        session = session_of(client)
+        asked = once_slow(session, monkeypatch)
+        assert session._peer is not None
+        cut(session._peer)
+        wait_until(lambda: asked, "the watches over the new connection")
+        for path in ("/a", "/b"):
+            other.tree_node_add(path)
+        assert {heard.get(timeout=PATIENCE_S), heard.get(timeout=PATIENCE_S)} == {"/a", "/b"}
+
+
+def test_what_a_watch_missed_is_not_passed_over_while_the_master_is_too_slow_to_say_it(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: queue.Queue[str | None] = queue.Queue()
+    with MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client, MasterClient(master.address) as other:
+        watches = watches_of(client)
+        client.tree_watch("/a", lambda event: heard.put(event.value))
+        apply = watches._apply
+        monkeypatch.setattr(watches, "_apply", lambda *change: None)  # it is dropped
+        other.tree_node_add("/a", "1")
+        once_slow(session_of(client), monkeypatch)
+        wait_until(lambda: watches._heard == 1, "a heartbeat that says that something was missed")
+        monkeypatch.setattr(watches, "_apply", apply)
+        other.tree_node_set("/a", "2")
+        assert [heard.get(timeout=PATIENCE_S), heard.get(timeout=PATIENCE_S)] == ["1", "2"]
+
+
+def test_a_watch_that_was_given_up_before_it_began_never_calls(master: Master) -> None:
+    go_on = threading.Event()
+    called: list[TreeEvent] = []
+    heard: queue.Queue[TreeEvent] = queue.Queue()
+    with MasterClient(master.address) as client:
+        client.tree_watch("/slow", lambda _: go_on.wait(PATIENCE_S))
+        client.tree_node_add("/slow")
+        with pytest.raises(errors.DeadlineExceeded, match=r"watching '/a' .* a callback of another watch may still be running"):
+            client.tree_watch("/a", called.append, timeout_s=0.05)
+        go_on.set()
+        client.tree_watch("/a", heard.put)
+        client.tree_node_add("/a")
+        assert heard.get(timeout=PATIENCE_S).path == "/a"
+        assert not called
+        assert len(watches_of(client)._watches) == 2
+
+
+def test_a_client_that_is_closed_while_a_watch_is_added_keeps_nobody_waiting(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, go_on = threading.Event(), threading.Event()
+    client = MasterClient(master.address)
+    watches = watches_of(client)
+
+    class Events(queue.SimpleQueue[Any]):
+        def put(self, event: Any, *_: Any) -> None:
+            if event is not None and not held.is_set():
+                held.set()
+                assert go_on.wait(PATIENCE_S)
+            super().put(event)
+
+    def add() -> None:
+        try:
+            client.tree_watch("/a", lambda _: None, timeout_s=LONG_S)
+        except errors.RpcError:
+            return  # it was closed: that may be said or not, as long as it is soon
+
+    monkeypatch.setattr(watches, "_events", Events())
+    adding, closing = threading.Thread(target=add, daemon=True), threading.Thread(target=client.close)
+    adding.start()
+    assert held.wait(PATIENCE_S)
+    closing.start()
+    wait_until(lambda: not closing.is_alive() or watches._starting.locked(), "close() comes as far as it can")
+    go_on.set()
+    closing.join(PATIENCE_S)
+    adding.join(PATIENCE_S)
+    assert not adding.is_alive()
+
+
+def test_a_handler_may_add_a_watch(master: Master) -> None:
+    heard: queue.Queue[TreeEvent] = queue.Queue()
+    with RpcService(master.address) as serving, RpcService(master.address) as calling:
+        serving.create_server("test", {"watch": lambda: serving.master_client.tree_watch("/a", heard.put, timeout_s=PATIENCE_S)})
+        assert calling.create_client("test").call("watch", timeout_s=2 * PATIENCE_S) > 0
+        calling.master_client.tree_node_add("/a")
+        assert heard.get(timeout=PATIENCE_S).path == "/a"
+
+
+def test_threads_that_ask_for_a_services_master_client_at_once_get_the_same(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking: list[int] = []
+    found: list[MasterClient] = []
+
+    def make(**settings: Any) -> MasterClient:
+        wait_until(lambda: len(asking) == 2, "both ask")
+        return MasterClient(**settings)
+
+    with RpcService(master.address) as one:
+
+        def ask() -> None:
+            asking.append(1)
+            found.append(one.master_client)
+
+        monkeypatch.setattr(service, "MasterClient", make)
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(found) == 2
+        assert found[0] is found[1] is one.master_client
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [PeerLostError("it was cut"), None], ids=["lost", "closed here"])
+def test_a_verb_that_meets_a_connection_which_was_replaced_meanwhile_goes_over_the_new_one(
+    master: Master, monkeypatch: pytest.MonkeyPatch, error: ShardError | None
+) -> None:
+    with MasterClient(master.address) as client:
+        session = session_of(client)
+        before = session._peer
+        assert before is not None
+        request = before.request
+
+        def late(*arguments: Any) -> Any:
+            before.reactor.call_soon(lambda: before.connection.close(error))
+            wait_until(lambda: session._peer not in (None, before), "another connection")
+            wait_until(lambda: not session._wake.is_set() and session.opened.done())
+            return request(*arguments)
+
+        monkeypatch.setattr(before, "request", late)
+        assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+
+
+def test_a_connection_that_is_lost_as_its_session_is_taken_up_is_made_again_at_once(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master_peer, lost = Node.master_peer, threading.Event()
+    with MasterClient(master.address, lease_s=LONG_S) as client:
+        session = session_of(client)
+
+        class Losing(Peer):
+            """Is lost just when the keeper has seen that it is not."""
+
+            @property
+            def lost(self) -> bool:
+                was_lost = bool(self.__dict__["lost"])
+                if threading.current_thread() is session._keeper and session._lock.locked() and not lost.is_set():
+                    self.when_lost.append(lambda _: lost.set())
+                    cut(self)
+                    assert lost.wait(PATIENCE_S)
+                return was_lost
+
+            @lost.setter
+            def lost(self, value: bool) -> None:
+                self.__dict__["lost"] = value
+
+        def losing(node: Node, *arguments: Any) -> Peer:
+            peer = master_peer(node, *arguments)
+            peer.__class__ = Losing
+            return peer
+
+        monkeypatch.setattr(Node, "master_peer", losing)
+        assert session._peer is not None
+        cut(session._peer)
+        assert lost.wait(PATIENCE_S)
+        assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+
+
+def test_a_session_is_kept_although_its_connection_is_lost_before_anybody_hears_that_it_was_opened(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_once, go_on = MasterSession._open, threading.Event()
+    attempts: list[MasterSession] = []
+
+    def open_and_lose(session: MasterSession) -> None:
+        reactor = session.node.reactor
+        call_soon = reactor.call_soon
+
+        def held(callback: Any) -> None:
+            if getattr(callback, "func", None) == session.opened.set_result:
+                call_soon(lambda: go_on.wait(PATIENCE_S))
+            call_soon(callback)
+
+        attempts.append(session)
+        if len(attempts) == 1:
+            monkeypatch.setattr(reactor, "call_soon", held)
+            open_once(session)
+            session._connect_anew()
+        elif go_on.is_set():
+            open_once(session)
+        else:
+            raise errors.NotSent("the master is away")
+
+    def let_go() -> None:
+        wait_until(lambda: len(attempts) > 2 or (attempts and not attempts[0]._keeper.is_alive()), "another attempt, or none")
+        go_on.set()
+
+    monkeypatch.setattr(MasterSession, "_open", open_and_lose)
+    letting_go = threading.Thread(target=let_go)
+    letting_go.start()
+    with MasterClient(master.address) as client:
+        assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+    letting_go.join(PATIENCE_S)
+
+
+def replaced(master: Master) -> Master:
+    """Another one in its place, that knows nothing: all sessions are opened anew."""
+    address = master.address
+    master.close()
+    return Master(address)
+
+
+def at_registration_anew(monkeypatch: pytest.MonkeyPatch, then: Callable[[MasterSession], object]) -> threading.Event:
+    """Once the master has registered a server again, then(session) before the session hears of it; set when that was."""
+    now, was = MasterSession._now, threading.Event()
+
+    def after(session: MasterSession, peer: Peer, *asked: Any) -> Any:
+        answer = now(session, peer, *asked)
+        if "register_server" in asked and not was.is_set():
+            was.set()
+            then(session)
+        return answer
+
+    monkeypatch.setattr(MasterSession, "_now", after)
+    return was
+
+
+def test_a_server_is_registered_again_although_the_connection_is_lost_before_that_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose(session: MasterSession) -> None:
+        raise errors.NotSent("the answer was lost")
+
+    first = Master()
+    with RpcService(first.address) as node:
+        node.create_server("test", {"who": lambda: "me"})
+        was = at_registration_anew(monkeypatch, lose)
+        with replaced(first) as second, RpcService(second.address) as other:
+            assert was.wait(PATIENCE_S)
+            wait_until(lambda: node._session.connected, "the new session")
+            assert other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S) == "me"
+
+
+def test_a_server_that_is_taken_back_while_it_is_registered_again_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Master()
+    with RpcService(first.address) as node:
+        (target,) = node.create_server("test", {"who": lambda: "me"})._targets
+        was = at_registration_anew(monkeypatch, lambda session: session.deregister_server(target))
+        with replaced(first) as second:
+            assert was.wait(PATIENCE_S)
+            wait_until(lambda: node._session.connected, "the new session")
+            with MasterClient(second.address) as client:
+                (known,) = client.get_rpc_service_info("RpcService")
+                assert known.servers == ()
+
+
+def test_a_server_that_is_made_while_the_session_is_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, masters = Server, [Master()]
+    with RpcService(masters[0].address) as node:
+
+        def late(name: str, server_id: int, target: int, *rest: Any) -> Any:
+            if target:
+                session, before = node._session, node._session._token
+                masters.append(replaced(masters[0]))
+                wait_until(lambda: session._token != before and session.connected, "the new session")
+            return make(name, server_id, target, *rest)
+
+        monkeypatch.setattr(serving, "Server", late)
+        node.create_server("test", {"who": lambda: "me"})
+        with masters[1] as second, RpcService(second.address) as other:
+            assert other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S) == "me"
+
+
+def test_a_place_in_the_queue_of_a_lock_is_given_up_however_long_the_master_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MasterSession.submit.__kwdefaults__ is not None
+    monkeypatch.setitem(MasterSession.submit.__kwdefaults__, "timeout_s", 0.05)  # of the giving up
+    with (
+        MasterProcess(tmp_path) as first,
+        MasterClient(first.address, lease_s=60.0) as holder,
+        MasterClient(first.address, lease_s=60.0) as waiter,
+    ):
+        session = session_of(waiter)
+        holder.acquire_lock("l")
+
+        def wait_in_vain() -> None:
+            with pytest.raises(errors.RpcError):
+                waiter.acquire_lock("l", timeout_s=1.0)
+
+        waiting = threading.Thread(target=wait_in_vain)
+        waiting.start()
+        wait_until(lambda: any(one.peer is not None for one in list(session._requests.values())), "it is asked")
+        session.ask("ranks", timeout_s=PATIENCE_S)  # and answered after that: it waits
+        first.kill()
+        waiting.join(PATIENCE_S)
+        given_up = time.monotonic()
+        wait_until(lambda: all(one.asked > given_up for one in list(session._requests.values())), "its time is over")
+        with first.again(), MasterClient(first.address) as third:
+            holder.release_lock("l", timeout_s=PATIENCE_S)
+            assert third.acquire_lock("l", timeout_s=PATIENCE_S) > 0
+
+
+def test_a_lock_whose_release_was_not_heard_can_be_released_again(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MasterClient(master.address) as client, MasterClient(master.address) as other:
+        client.acquire_lock("l")
+
+        def unheard(*asked: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            raise errors.MasterUnreachable("nobody answers")
+
+        monkeypatch.setattr(client._backend, "ask", unheard)
+        with pytest.raises(errors.MasterUnreachable):
+            client.release_lock("l")
+        client.release_lock("l")
+        assert other.acquire_lock("l", timeout_s=PATIENCE_S) > 0
+
+
+def test_a_server_goes_although_the_master_does_not_say_in_time_that_it_has_heard(
+    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RpcService(master.address) as node:
+        server = node.create_server("test", {"who": lambda: "me"})
+        unheard = Future(node.driver)
+        unheard.set_error(errors.DeadlineExceeded("no answer"))
+        monkeypatch.setattr(node._session, "deregister_server", lambda target: unheard)
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
+        assert "server 0 of 'test' goes unheard: no answer" in caplog.text
