@@ -24,8 +24,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from prpc_engine.errors import ConfigError
 
@@ -118,7 +119,9 @@ class Job:
         if place.attempt_variable is not None:
             environment[place.attempt_variable] = str(place.attempt)
         try:
-            process = subprocess.Popen(place.arguments, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
+            process = subprocess.Popen(
+                place.arguments, env=environment, start_new_session=True, preexec_fn=partial(_end_with_parent, os.getpid())
+            )
         except OSError as error:
             raise ConfigError(f"{place.arguments[0]!r} cannot be run: {error.strerror}") from error
         descriptor = os.pidfd_open(process.pid)
@@ -190,17 +193,22 @@ class Job:
         self._watched.close()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """In the child, before the command."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the kernel knew whom to tell
+        os._exit(SIGNALLED + signal.SIGTERM)
 
 
-def free_ports(count: int) -> list[int]:
-    """So many different ones, at which nobody listens now."""
-    with contextlib.ExitStack() as probes:
+@contextlib.contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """So many different ones. Meanwhile the system gives them to nobody who asks for any; who asks for one of them, with
+    SO_REUSEADDR as servers do, may listen there."""
+    with contextlib.ExitStack() as held:
         found = []
         for _ in range(count):
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("", 0))  # any address: servers of TensorFlow's own listen at all
-            found.append(probe.getsockname()[1])
-        return found
+            each = held.enter_context(socket.socket())
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("", 0))  # any address: servers of TensorFlow's own listen at all
+            found.append(each.getsockname()[1])
+        yield found

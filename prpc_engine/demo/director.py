@@ -251,9 +251,10 @@ class _Direction:
                 "with it: run `prpc demo` again, with --replicas 1 for copies of the tables at other servers"
             )
         for index, role in enumerate(self._workers):
+            has_ended = role.process.exitcode is not None  # first: what it said before, has arrived then
             if index in self._lost or index in self._desk.finished_workers:
                 continue
-            if role.process.exitcode is not None:
+            if has_ended:
                 self._lost.add(index)
                 self._desk.arrived(index)
                 reason = self._desk.failures.get(index)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -161,21 +162,29 @@ class TopK(Compressor):
 
 
 class Feedback:
-    """What one worker has not sent yet of one tensor's gradients."""
+    """What one worker has not sent yet of one tensor's gradients. Any thread may send."""
 
     def __init__(self, compressor: Compressor, shape: tuple[int, ...]) -> None:
         self._compressor = compressor
-        self._rest = np.zeros(shape, np.float32)
+        self._left: list[Floats] = [np.zeros(shape, np.float32)]  # in all of them together; whoever sends takes them out
 
     def send(self, grads: Floats, push: Callable[..., Sent]) -> Sent:
         """push(*parts) of the gradient and of what was left over before.
 
         Where it raises, and so has sent nothing, nothing of this gradient is kept: who pushes it again does not push it twice.
         """
-        wanted = grads + self._rest
-        parts = self._compressor.encode(wanted)
-        sent = push(*parts)
-        self._rest = wanted - self._compressor.decode(parts, wanted.shape)
+        taken: list[Floats] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._left.pop())  # atomic: of two threads one has it
+        try:
+            wanted: Floats = sum(taken, grads)
+            parts = self._compressor.encode(wanted)
+            sent = push(*parts)
+        except BaseException:
+            self._left += taken
+            raise
+        self._left.append(wanted - self._compressor.decode(parts, wanted.shape))
         return sent
 
 

@@ -10,6 +10,7 @@ what is one value in the master's tree (placement.py), and the keeper of each se
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,13 +111,20 @@ class ElasticServer:
         node = PlacementNode(service.master_client, name, SERVERS_PATH)
         self._host = TableHost(lambda: TableShard(checkpoint_root), self._look)
         server_id = service.master_client.generate_id(f"tables {name}") + 1
-        self.server = service.create_server(name, self._host.methods(), server_id=server_id)
         self._tree = service.master_client
-        self._client = client = service.create_client(name)
-        self._keeper = Keeper(node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint)
-        self._host.server_id = server_id
-        self._host.send = lambda to, method, *args: client.submit_to(to, method, *args, timeout_s=FORWARD_TIMEOUT_S)
-        self._watches = [self._tree.tree_watch(path, self._keeper.look) for path in (node.path, node.servers_path)]
+        with ExitStack() as closing:  # a server without its keeper would be given partitions that it never serves
+            self.server = service.create_server(name, self._host.methods(), server_id=server_id)
+            closing.callback(self.server.close)
+            self._client = client = service.create_client(name)
+            closing.callback(client.close)
+            self._keeper = Keeper(node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint)
+            self._host.server_id = server_id
+            self._host.send = lambda to, method, *args: client.submit_to(to, method, *args, timeout_s=FORWARD_TIMEOUT_S)
+            self._watches = list[int]()
+            for path in (node.path, node.servers_path):
+                self._watches.append(self._tree.tree_watch(path, self._keeper.look))
+                closing.callback(self._tree.cancel_watch, self._watches[-1])
+            closing.pop_all()
         self._keeper.start()
 
     @property

@@ -141,6 +141,8 @@ class TableHost:
         hosted = self._served(partition, epoch)
         if method == "checkpoint_enter" and any(stream.outgoing is not None for stream in hosted.streams.values()):
             raise CheckpointError(f"partition {partition} is being copied to another server: save again in a while")
+        if method == "checkpoint_swap" and hosted.is_handing_over:  # its heir has what was there before
+            raise Moved(f"partition {partition} is being handed over: restore again in a while")
         answer = getattr(hosted.shard, method)(*arguments)
         if method == "checkpoint_swap":
             hosted.replace_all()
@@ -198,8 +200,8 @@ class TableHost:
             return False
         return me in placed.joining and (placed.epoch != before.epoch or me in before.replicas)
 
-    def put(self, index: int, epoch: int, shard: TableShard, applied: int) -> None:
-        """Hold a partition that was filled or loaded in that epoch. Moved: there is another one."""
+    def put(self, index: int, epoch: int, shard: TableShard, applied: int, step: int) -> None:
+        """Hold a partition that was filled or loaded in that epoch, from the checkpoint of `step`. Moved: there is another."""
         assert self.send is not None
         assert self._placement is not None
         placed = self._placement.partitions[index]
@@ -208,5 +210,5 @@ class TableHost:
         before = self.hosted.pop(index, None)
         if before is not None:
             before.leave()
-        placed = msgspec.structs.replace(placed, loading=False)
+        placed = msgspec.structs.replace(placed, loading=False, step=step)
         self.hosted[index] = Hosted(index, self.server_id, placed, shard, applied, self.send, self._changed)

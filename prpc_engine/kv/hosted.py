@@ -114,6 +114,7 @@ class Hosted:
         self.streams.clear()
         moved = Moved(f"partition {self.index}: {why}")
         self.shard.durable.fail(moved)
+        self.shard.refuse_held(moved)  # whoever serves it would not hear of them
         waiting = [answer for _, answer, _ in self._waiting]
         early = [answer for answer, _ in self._early.values()]
         held, self._held = self._held, []

@@ -7,7 +7,8 @@ neither.
     filler   loads and copies partitions to this server, one after the other
 
     a partition here that         is
-    has to be loaded              loaded by the filler from the newest whole checkpoint, or made empty; then said to be loaded
+    has to be loaded              loaded by the filler from the newest whole checkpoint, or made empty; then said to be loaded,
+                                  again until the master has heard it
     is joining here               copied by the filler from its primary, again until it has worked
     has a stream that caught up   said to have a replica more
     has a stream that broke       said to have a replica less, which is filled anew
@@ -240,8 +241,9 @@ class Keeper:
             index, placed = job
             hosted = self._host.hosted.get(index)
             try:
-                if hosted is None and placed.loading:
-                    self._load(index, placed)
+                if placed.loading:
+                    step = self._load(index, placed) if hosted is None else hosted.placed.step
+                    self._change_one(index, placed, partial(places.loaded, step=step))
                     self.look()
                 elif hosted is None or (not hosted.is_primary and self._does_not_follow(index, placed)):
                     self._copy(index, placed)
@@ -257,12 +259,13 @@ class Keeper:
                 self.look()
             self._filling.discard((index, placed.epoch))
 
-    def _load(self, index: int, placed: Placed) -> None:
+    def _load(self, index: int, placed: Placed) -> int:
+        """The step of what it holds then."""
         shard, step = self._host.make_shard(), -1
         if self._folder is not None:
             step = self._load_newest(shard, index, self._folder)
-        self._now(lambda: self._host.put(index, placed.epoch, shard, 0))
-        self._change_one(index, placed, lambda now: places.loaded(now, step))
+        self._now(lambda: self._host.put(index, placed.epoch, shard, 0, step))
+        return step
 
     def _load_newest(self, shard: TableShard, index: int, folder: str) -> int:
         """The step of the newest whole checkpoint, whose share is in the shard then; -1: there is none."""
@@ -298,7 +301,7 @@ class Keeper:
                 break
             incoming.put(*piece)
         shard = incoming.finish()
-        self._now(lambda: self._host.put(index, placed.epoch, shard, description["applied"]))
+        self._now(lambda: self._host.put(index, placed.epoch, shard, description["applied"], placed.step))
         ask("copy_end", index, placed.epoch, me)
 
 

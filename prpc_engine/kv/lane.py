@@ -28,6 +28,7 @@ from prpc_engine.errors import (
     MaybeExecuted,
     NoServer,
     NotSent,
+    Rejected,
     RemoteError,
     RpcError,
     Stopping,
@@ -125,7 +126,8 @@ class Lane:
     """See the file's head. Owned by one worker. Any thread may ask.
 
     identity: of the worker's incarnation; mend: is called with the lane when requests of it are lost; push_method: what pushes
-    are sent to; is_placed: whether another server may come to serve this partition.
+    are sent to; is_placed: whether another server may come to serve this partition; waiter: of the client's calls, for a first
+    request that is lost at once.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Lane:
         mend: Callable[[Lane], None],
         push_method: str = "apply",
         is_placed: bool = False,
+        waiter: Any = None,
     ) -> None:
         self.address = address
         self.partition = partition
@@ -150,7 +153,8 @@ class Lane:
         self._identity = identity
         self._mend = mend
         self._push_method = push_method
-        self._waiter: Any = None
+        self._waiter = waiter
+        self._sending = threading.Lock()  # held while something is sent again
         self._lock = threading.Lock()  # of what follows
         self.sequence = 0  # of the newest push
         self._unacknowledged: dict[int, Request] = {}
@@ -236,6 +240,10 @@ class Lane:
             return True
         return self.is_placed and (isinstance(error, Stopping | UnknownService) or is_moved(error))
 
+    def _is_loss_again(self, error: BaseException) -> bool:
+        """The same of what was lost before: a server without room says nothing of what it took then."""
+        return isinstance(error, Backpressure) or self.is_loss(error)
+
     def lose(self, request: Request, error: BaseException) -> Future:
         """A request under way has been lost; what settles it in the end. Again: the same."""
         with self._lock:
@@ -250,12 +258,17 @@ class Lane:
 
     def repeat(self) -> bool:
         """Send what is lost to where the partition is now, in order; whether the lane is whole then. In the mending's thread."""
+        sent = set[Request]()
         while True:
             with self._lock:
                 requests, self._lost = sorted(self._lost, key=lambda request: request.order), []
                 if not requests:
                     self._is_broken = False
                     return True
+                if not sent.isdisjoint(requests):  # refused at once: the next round asks where the partition is
+                    self._lost = requests
+                    return False
+            sent.update(requests)
             for number, request in enumerate(requests):
                 left_s = request.deadline - time.monotonic()
                 if left_s <= 0:
@@ -267,10 +280,16 @@ class Lane:
 
     def _send_again(self, request: Request, left_s: float) -> bool:
         address = self.address
+        assert request.settled is not None
         try:
-            call = self._client.submit_to(address.server_id, request.method, *address.arguments, *request.args, timeout_s=left_s)
+            with self._sending:
+                if request.settled.done():  # given up meanwhile
+                    return True
+                call = self._client.submit_to(
+                    address.server_id, request.method, *address.arguments, *request.args, timeout_s=left_s
+                )
         except Exception as error:  # whatever it is, somebody waits for this request
-            if self.is_loss(error):
+            if self._is_loss_again(error):
                 self._reason = error
                 return False
             self.settle(request, self._final(request, error))
@@ -281,14 +300,16 @@ class Lane:
 
     def _answered_again(self, request: Request, call: Future) -> None:
         error = call.error()
-        if error is not None and self.is_loss(error):
+        assert request.settled is not None
+        if error is not None and self._is_loss_again(error):
             with self._lock:
+                if request.settled.done():  # given up meanwhile
+                    return
                 self._lost.append(request)
                 self._is_broken, self._reason = True, error
             self._mend(self)
             return
         self.forget(request)
-        assert request.settled is not None
         if error is None:
             request.settled.set_result(call.result())
         else:
@@ -321,9 +342,12 @@ class Lane:
 
     def give_up(self, request: Request) -> None:
         """See Request.give_up()."""
-        self.forget(request)
         with self._lock:
             self._lost = [each for each in self._lost if each is not request]
+            settled = request.settled = request.settled or Future(self._waiter)
+            settled.cancel()  # a loss from now on is nobody's
+        with self._sending:  # by now nobody reads its arrays
+            self.forget(request)
 
     def forget(self, request: Request) -> None:
         """A push has no need to be kept any longer, nor its arrays, however long somebody keeps the request."""
@@ -339,7 +363,7 @@ class Lane:
 
     def _final(self, request: Request, error: BaseException) -> BaseException:
         """What a request that was lost once ends with: it may have run then, whatever is said now."""
-        if not request.sequence or not isinstance(error, NotSent):
+        if not request.sequence or not isinstance(error, NotSent | Rejected):
             return error
         return MaybeExecuted(
             f"push {request.sequence} to {self} was sent, and may have been applied, once; nobody is there to ask: {error}"

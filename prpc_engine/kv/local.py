@@ -55,6 +55,11 @@ class LocalService:
         """There is no master here: elastic tables need an RpcService."""
         raise ConfigError("elastic tables need a master: use prpc_engine.RpcService")
 
+    @property
+    def driver(self) -> Any:
+        """Nobody waits here."""
+        raise ConfigError("elastic tables need a driver: use prpc_engine.RpcService")
+
     def create_client(self, name: str, *, expected_servers: int = 1, timeout_s: float = 10.0) -> LocalClient:
         """A client of the servers there are; NoServer when they are too few, as none can come while we wait."""
         servers = self.servers.get(name, [])

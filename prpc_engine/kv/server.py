@@ -109,6 +109,11 @@ class TableShard(CheckpointMethods):
         """Whether pushes wait to be applied."""
         return bool(self._held)
 
+    def refuse_held(self, error: BaseException) -> None:
+        """Pushes that wait to be applied are not: they fail with that error."""
+        for answer in list(self._held.values()):
+            answer.fail(error)
+
     def _extras(self) -> dict[str, Array]:
         """The ledger, for checkpoints."""
         self.durable.cut(self._save_id)

@@ -121,7 +121,11 @@ class Session:
     def tell(self) -> None:
         """Raise the oldest news, if there are any."""
         if self.news:
-            raise self.news.popleft()
+            try:
+                oldest = self.news.popleft()
+            except IndexError:  # another thread tells it
+                return
+            raise oldest
 
     def began(self, partition: int, versions: Mapping[str, int]) -> EpochChanged | None:
         """A partition has begun again, with those versions by table; of a table that is not there, with 0."""

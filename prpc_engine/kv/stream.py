@@ -91,6 +91,9 @@ class Stream:
         """After an interruption: send again what has no answer."""
         if not self._is_interrupted or self.failure:
             return
+        if not self._kept:  # a later answer had come already
+            self._is_interrupted = False
+            return
         if self._interrupted is None:
             self._interrupted = now
         elif now - self._interrupted > INTERRUPTED_S_MAX:

@@ -8,6 +8,7 @@ verb raises, once.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +29,12 @@ def address_of(index: int, placed: Placed) -> Address:
 
 
 class Whereabouts:
-    """See the file's head. Owned by one worker, whose session it tells; locate() is called by its mending."""
+    """See the file's head. Owned by one worker, whose session it tells; locate() is called by its mending, and by its saves."""
 
     def __init__(self, node: PlacementNode, client: Client, name: str, identity: int, session: Session, timeout_s: float) -> None:
         self._node, self._client, self._name, self._identity = node, client, name, identity
         self._session = session
+        self._looking = threading.Lock()  # one at a time: a loss is told once, and an older placement is not learned last
         self._placed = list(node.wait(timeout_s).partitions)
 
     def addresses(self) -> list[Address]:
@@ -41,6 +43,10 @@ class Whereabouts:
 
     def locate(self, lanes: Sequence[Lane]) -> None:
         """Ask the master, and tell the lanes. Raises what the master client does."""
+        with self._looking:
+            self._locate(lanes)
+
+    def _locate(self, lanes: Sequence[Lane]) -> None:
         found = self._node.read()
         if found is None:
             return

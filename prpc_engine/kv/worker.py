@@ -70,6 +70,10 @@ class CallingService(Protocol):
     def master_client(self) -> Tree:
         """The master's tree, of which elastic tables need a node."""
 
+    @property
+    def driver(self) -> Any:
+        """Who makes progress while a thread waits for one."""
+
 
 class TableWorker:
     """See the file's head. The service owns the client that this makes, and closes it.
@@ -99,20 +103,19 @@ class TableWorker:
         self.call_timeout_s = call_timeout_s
         if ack not in ACKS or (ack == "replicated" and not elastic):
             raise ConfigError(f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, durable, of elastic tables replicated")
-        identity = secrets.randbits(62)
+        self._session, identity = Session(name), secrets.randbits(62)
         self._client = service.create_client(name, expected_servers=1 if elastic else expected_servers, timeout_s=timeout_s)
-        self._session = Session(name)
         self._is_monotonic = monotonic
         self._locate: Callable[[Sequence[Lane]], None] = lambda lanes: None
         if elastic:
             node = PlacementNode(service.master_client, name, SERVERS_PATH)
             where = Whereabouts(node, self._client, name, identity, self._session, timeout_s)
-            addresses, mending = where.addresses(), Mending(where.locate)
-            self._locate = where.locate
+            addresses, self._locate = where.addresses(), where.locate
         else:
-            addresses, mending = self._fixed(expected_servers), Mending(self._locate)
+            addresses = self._fixed(expected_servers)
+        add, waiter = Mending(self._locate).add, service.driver if elastic else None
         self._lanes = [
-            Lane(self._client, name, index, address, identity, mending.add, ACKS[ack], elastic)
+            Lane(self._client, name, index, address, identity, add, ACKS[ack], elastic, waiter)
             for index, address in enumerate(addresses)
         ]
         self._tables: dict[str, Dense | Sparse] = {}

@@ -218,13 +218,7 @@ class CheckpointMethods:
         if not FINAL_NAME.fullmatch(name):
             raise ConfigError(f"checkpoint {name!r}: a name that checkpoint_find gave is allowed")
         wanted = {table: from_dict(spec) for table, spec in specs.items()}
-        for table, spec in wanted.items():
-            present = self._specs.get(table)
-            if present is not None and present != spec:
-                raise ConfigError(
-                    f"table {table!r} is there with another spec than in the checkpoint: there is {present.to_dict()}, "
-                    f"saved was {spec.to_dict()}; restore before creating it, or create it as it was"
-                )
+        self._check_specs(wanted)
         tables = await in_background(load_tables, path / name, wanted)
         self._loaded = load_id, wanted, tables, await in_background(load_extras, path / name, part, parts)
         if peer is not None:
@@ -237,11 +231,21 @@ class CheckpointMethods:
         if self._waiting is not None:
             raise CheckpointError("a save is about to cut these tables: restore again after it")
         _, specs, tables, extras = self._loaded
+        self._check_specs(specs)  # again: some may have been created meanwhile
         self._loaded = self._known = self._cut_at = None
         self._take_extras(extras)
         self._specs.update(specs)
         self._sparse.update({name: table for name, table in tables.items() if isinstance(table, SparseTable)})
         self._dense.update({name: table for name, table in tables.items() if isinstance(table, DenseTable)})
+
+    def _check_specs(self, wanted: Mapping[str, TableSpec]) -> None:
+        for table, spec in wanted.items():
+            present = self._specs.get(table)
+            if present is not None and present != spec:
+                raise ConfigError(
+                    f"table {table!r} is there with another spec than in the checkpoint: there is {present.to_dict()}, "
+                    f"saved was {spec.to_dict()}; restore before creating it, or create it as it was"
+                )
 
     def checkpoint_forget(self, load_id: str) -> None:
         """Free what was loaded."""

@@ -20,6 +20,7 @@ import contextlib
 import json
 import logging
 import math
+import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -272,7 +273,7 @@ def _remove_old(files: Files, folder: Path, keep: int | None) -> None:
             needed |= below
     for name in _names(folder):
         if UNFINISHED_NAME.fullmatch(name):
-            files.remove_tree(folder / name)
+            discard(files, folder / name)
 
 
 def _names_of_chain(path: Path) -> set[str]:
@@ -283,9 +284,16 @@ def _names_of_chain(path: Path) -> set[str]:
 
 
 def discard(files: Files, unfinished: Path) -> None:
-    """Free the room of a save that failed; one that is not there is fine."""
-    if unfinished.exists():
-        files.remove_tree(unfinished)
+    """Free the room of a save that failed; one that is not there is fine.
+
+    Renamed first: of this and a commit() of the same folder, here or on another server, one finds it gone, and what is half
+    removed never becomes a checkpoint."""
+    gone = unfinished.with_name(f"unfinished-{secrets.token_hex(8)}")
+    try:
+        files.rename(unfinished, gone)
+    except FileNotFoundError:
+        return
+    files.remove_tree(gone)
 
 
 def _names(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from prpc_engine.errors import Backpressure
+from prpc_engine.errors import Backpressure, Closed
 
 THREADS_MAX = 256
 WAITING_MAX = 65536  # for one thread, before senders are refused
@@ -25,6 +25,9 @@ class HandlerThreads:
     """Owned by its KVServer, which closes it."""
 
     def __init__(self, name: str, threads: int) -> None:
+        self._name = name
+        self._guard = threading.Lock()
+        self._closed = False
         self._queues: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(threads)]
         self._threads = [
             threading.Thread(target=_run, args=(each,), name=f"{name}-{number}", daemon=True)
@@ -34,15 +37,20 @@ class HandlerThreads:
             thread.start()
 
     def put(self, worker: int, work: Work) -> None:
-        """Have it run by the thread of that worker, after what came before. Raises Backpressure."""
+        """Have it run by the thread of that worker, after what came before. Raises Backpressure, and Closed after close()."""
         chosen = self._queues[worker % len(self._queues)]
         waiting = chosen.qsize()
         if waiting >= WAITING_MAX:
             raise Backpressure(f"{waiting} requests wait for a handler thread, {WAITING_MAX} may: wait() for some first")
-        chosen.put(work)
+        with self._guard:
+            if self._closed:  # behind the end of the queue nobody would run it
+                raise Closed(f"{self._name} takes no more requests: its server was closed")
+            chosen.put(work)
 
     def close(self) -> None:
         """Finish what waits, and end; what takes too long is named in the log."""
+        with self._guard:
+            self._closed = True
         for each in self._queues:
             each.put(None)
         for thread in self._threads:

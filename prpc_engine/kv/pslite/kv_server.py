@@ -136,7 +136,7 @@ class KVServer(SimpleApp):
     def _run_in_thread(self, meta: KVMeta, pairs: KVPairs) -> None:
         try:
             self._run(meta, pairs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a handle that exits ends its request, not its thread
             meta.answer.fail(error)
 
     def _landed(self, meta: KVMeta, pairs: KVPairs) -> KVPairs:

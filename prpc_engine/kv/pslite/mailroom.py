@@ -87,7 +87,7 @@ class Mailroom:
             answer, message = waiting.pop(next(iter(waiting)))
             try:
                 follow(answer, handler(*message))
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # whatever it is, others wait behind it
                 answer.set_error(error)
         if not waiting:
             self.early.pop(key, None)

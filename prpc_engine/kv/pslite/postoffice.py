@@ -36,6 +36,7 @@ from prpc_engine.kv.pslite.meetings import ANY
 from prpc_engine.kv.pslite.reliable import Dice, follow
 from prpc_engine.master.master import Master
 from prpc_engine.service import SERVERS_PATH, RpcService
+from prpc_engine.serving import RpcServer
 from shard import ClosedError, Driver, Future
 
 SERVICE = "pslite"
@@ -70,9 +71,9 @@ class Postoffice:
         self._places: dict[Place, int] = {}  # node ids; 0: being taken
         self._mailrooms: dict[int, Mailroom] = {}  # by node id
         self._endpoints: dict[int, Endpoint] = {}
+        self._servers: dict[int, RpcServer] = {}
         self._passed: dict[tuple[int, int], int] = {}  # barriers, by customer and group
         self._on_close: list[Callable[[], object]] = []
-        self._leaving = contextlib.ExitStack()
         self._guard = threading.Lock()
         self._meeting = threading.Condition()
         self._in_barriers = 0
@@ -195,8 +196,9 @@ class Postoffice:
                     self._places[place] = node
         except BaseException:
             with self._guard:
-                for place in places:
-                    del self._places[place]
+                taken = [self._places.pop(place) for place in places]
+            for node in filter(None, taken):
+                self._give_back(node)
             raise
         if self.role == "worker":
             self.driver.prompt = prompt  # it asks, and is hardly ever asked: expect_requests()
@@ -219,8 +221,12 @@ class Postoffice:
                 except errors.Rejected:
                     continue  # a living node has it
                 self._mailrooms[node], self._endpoints[node] = mailroom, endpoint
-                self._leaving.callback(server.close)
-                self.is_recovery = self._service.master_client.generate_id(f"{SERVICE} {node}") > 0
+                self._servers[node] = server
+                try:
+                    self.is_recovery = self._service.master_client.generate_id(f"{SERVICE} {node}") > 0
+                except BaseException:
+                    self._give_back(node)
+                    raise
                 return node
             if not self._wait_for_change(seen, deadline):
                 what = ids.name_of(ids.node_id(role, rank)) if rank >= 0 else f"each of {count} {role}s"
@@ -229,12 +235,17 @@ class Postoffice:
                     f"no place for one more {role} within {timeout_s} s: {what} is a living node; {more}"
                 )
 
+    def _give_back(self, node: int) -> None:
+        """Somebody else may take that node id."""
+        del self._mailrooms[node], self._endpoints[node]
+        self._servers.pop(node).close()
+
     # -- facts -----------------------------------------------------------------------------------------------------------
 
     @property
     def my_rank(self) -> int:
         """Of the customer that started first, within its (first) role. Raises ConfigError before start()."""
-        first = min((place for place in self._places if place[0] == self.settings.roles[0]), default=None)
+        first = min((place for place in list(self._places) if place[0] == self.settings.roles[0]), default=None)
         return ids.rank_of(self.node_of(0 if first is None else first[1])) // self.settings.group_size
 
     def node_of(self, customer_id: int, role: str | None = None, instance: int = 0) -> int:
@@ -295,10 +306,12 @@ class Postoffice:
             self.client.refresh()
             try:
                 while missing and missing[0] in self.client.server_ids:
-                    self.client.call_to(missing[0], "hello", timeout_s=CONNECT_TIMEOUT_S)
+                    left_s = min(CONNECT_TIMEOUT_S, max(CONNECT_PAUSE_S, deadline - time.monotonic()))
+                    self.client.call_to(missing[0], "hello", timeout_s=left_s)
                     del missing[0]
-            except (errors.NotSent, errors.MaybeExecuted, errors.UnknownService):
-                time.sleep(CONNECT_PAUSE_S)  # it is just coming up, or has died and the master does not know yet
+            except (errors.NotSent, errors.MaybeExecuted, errors.UnknownService, errors.DeadlineExceeded):
+                # It is just coming up, or has died and the master does not know yet, or stands still for longer than one attempt.
+                time.sleep(CONNECT_PAUSE_S)
                 seen -= 1
             if missing and not self._wait_for_change(seen, deadline):
                 names = ", ".join(map(ids.name_of, missing))
@@ -313,7 +326,7 @@ class Postoffice:
         MasterUnreachable where the scheduler was to hold it and is lost."""
         first = self.node_of(customer_id)
         expected = self.members(group)
-        nodes = [node for (_, customer, _), node in self._places.items() if customer == customer_id and node in expected]
+        nodes = [node for (_, customer, _), node in list(self._places.items()) if customer == customer_id and node in expected]
         if not nodes:
             raise errors.ConfigError(f"{ids.name_of(first)} is not in group {group}, whose barrier it came to")
         if len(nodes) == len(expected):
@@ -368,7 +381,7 @@ class Postoffice:
 
     def waiting(self, group: int) -> set[int]:
         """Who waits in a barrier that this process holds."""
-        return set().union(*(endpoint.meetings.waiting(group) for endpoint in self._endpoints.values()))
+        return set().union(*(endpoint.meetings.waiting(group) for endpoint in list(self._endpoints.values())))
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -394,7 +407,8 @@ class Postoffice:
                 if self._master is not None:
                     self._wait_until_others_left()
                 else:
-                    self._leaving.close()
+                    for server in list(self._servers.values()):
+                        server.close()
         self._service.close()
         if self._master is not None:
             self._master.close()

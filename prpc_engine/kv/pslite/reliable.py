@@ -75,7 +75,7 @@ class Arrivals:
             lane.next += 1
             try:
                 value = due()
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # whatever it is, others wait behind it
                 answer.set_error(error)
             else:
                 follow(answer, value)

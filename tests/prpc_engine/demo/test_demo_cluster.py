@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
-EPOCHS = "8"  # of half a second: long enough to lose somebody in the middle
+EPOCHS = "16"  # of half a second: long enough to lose somebody in the middle, however late it is noticed that it began
 MANY_EPOCHS = "400"  # of half a second: there is time to interfere
 
 
@@ -64,7 +64,7 @@ def roles_of(demo: subprocess.Popen[str], count: int) -> list[psutil.Process]:
 
 
 def assert_all_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not alive
 
 

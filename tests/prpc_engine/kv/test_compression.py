@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from prpc_engine.errors import Backpressure, BadArguments, ConfigError
 from prpc_engine.kv import compression
 from prpc_engine.kv.compression import Cast, Compressor, Feedback, Int8, TopK
+from tests.prpc_engine.processes import PATIENCE_S
 
 EVERY = [Cast(), Cast("float16"), Int8(), Int8(block=3), TopK(), TopK(1.0)]
 
@@ -77,6 +80,26 @@ def test_a_gradient_that_could_not_be_sent_is_not_kept_for_the_next_and_what_was
         feedback.send(np.array([8, 2], np.float32), full)
     assert top.decode(feedback.send(np.array([8, 2], np.float32), taken), (2,)).tolist() == [8, 0]
     assert top.decode(feedback.send(np.zeros(2, np.float32), taken), (2,)).tolist() == [0, 3]
+
+
+def test_what_was_left_goes_with_one_gradient_also_where_two_threads_send() -> None:
+    top, sent, begun, go_on = TopK(0.5), list[np.ndarray](), threading.Event(), threading.Event()
+    feedback = Feedback(top, (2,))
+    feedback.send(np.array([4, 1], np.float32), taken)  # 1 is left
+
+    def rest(*parts: np.ndarray) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        sent.append(top.decode(parts, (2,)))
+
+    threads = [threading.Thread(target=feedback.send, args=(np.array([0, 2], np.float32), rest)) for _ in "ab"]
+    threads[0].start()
+    assert begun.wait(PATIENCE_S)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sum(sent).tolist() == [0, 5]
 
 
 @pytest.mark.parametrize("made", [Cast("float16"), Cast(), Int8(), TopK(0.5)], ids=str)

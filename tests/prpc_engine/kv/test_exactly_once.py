@@ -7,12 +7,14 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
+from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NoServer, NotSent, RpcError, Stopping
 from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.lane import Address, Lane
 from prpc_engine.kv.ledger import WINDOW
@@ -21,11 +23,12 @@ from shard import ClosedError, Future, Limits
 from tests.faults.zygote import Life
 from tests.program import halt
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
-from tests.prpc_engine.workloads.farm import Farm, end
+from tests.prpc_engine.workloads.farm import Farm, end, kill
 from tests.prpc_engine.workloads.servers import cut_socket
 
 PUSHES = 150
 KEYS_A_PUSH = 8
+CUTS_A_ROUND = 3  # at most: a machine on which an answer takes longer than the time between two cuts comes on all the same
 ADD = {"name": "add"}
 
 
@@ -49,26 +52,45 @@ def cut_all(service: RpcService) -> None:
     service._node.reactor.call_soon(cut)
 
 
+@contextmanager
+def cuts_at_random(
+    service: RpcService, chance: random.Random, gap_s: tuple[float, float], rounds: Callable[[], int]
+) -> Iterator[None]:
+    """Meanwhile what is out is cut after each such time, CUTS_A_ROUND times at most while `rounds` stays the same."""
+    done = threading.Event()
+
+    def run() -> None:
+        number, cuts = -1, 0
+        while not done.wait(chance.uniform(*gap_s)):
+            now = rounds()
+            cuts = cuts + 1 if now == number else 1
+            number = now
+            if cuts <= CUTS_A_ROUND:
+                cut_all(service)
+
+    cutter = threading.Thread(target=run)
+    cutter.start()
+    try:
+        yield
+    finally:
+        done.set()
+        cutter.join()
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master: Master, transport: str, seed: int) -> None:
     chance = random.Random(seed)
     servers = [farm.start_ready(serve_tables, master.address, transport) for _ in range(2)]
-    done = threading.Event()
     with RpcService(master.address, transports=[transport]) as service:
         worker = TableWorker(service, expected_servers=2)
         worker.create_sparse("counts", 1, ADD)
         worker.create_dense("sum", (3, 2), ADD, split_bytes_min=0)
-
-        def cut_at_random() -> None:
-            while not done.wait(chance.uniform(0.005, 0.05)):
-                cut_all(service)
-
-        cutter = threading.Thread(target=cut_at_random)
-        cutter.start()
-        try:
-            grads, ones = np.ones((KEYS_A_PUSH, 1), np.float32), np.ones((3, 2), np.float32)
-            deadline, number = time.monotonic() + PATIENCE_S, 0
+        grads, ones = np.ones((KEYS_A_PUSH, 1), np.float32), np.ones((3, 2), np.float32)
+        number, deadline = 0, float("inf")
+        with cuts_at_random(service, chance, (0.005, 0.05), lambda: number):
             while number < PUSHES or not sum(lane.repeats for lane in worker._lanes):
+                if number == PUSHES:
+                    deadline = time.monotonic() + PATIENCE_S
                 assert time.monotonic() < deadline, "no push was cut"
                 keys = np.arange(number * KEYS_A_PUSH, (number + 1) * KEYS_A_PUSH)
                 pushes = [worker.submit_push("counts", keys, grads), worker.submit_push("sum", ones)]
@@ -77,9 +99,6 @@ def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master
                     push.result()
                 assert worker.pull("counts", keys).tolist() == [[1]] * KEYS_A_PUSH
                 number += 1
-        finally:
-            done.set()
-            cutter.join()
         assert worker.pull("counts", np.arange(number * KEYS_A_PUSH)).min() == 1
         assert worker.pull("counts", np.arange(number * KEYS_A_PUSH)).max() == 1
         assert worker.pull("sum").tolist() == [[number] * 2] * 3
@@ -98,7 +117,7 @@ def test_a_push_whose_server_died_says_that_it_may_have_been_applied(farm: Farm,
         push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32))
         pull = worker.submit_pull("counts", np.array([1]))
         assert not push.done()
-        server.kill()
+        kill(server)
         with pytest.raises(MaybeExecuted, match=r"push 1 to partition 0 of 'kv'.* may have been applied, once"):
             push.result(PATIENCE_S)
         with pytest.raises(NotSent):
@@ -189,6 +208,97 @@ def test_what_its_caller_has_given_up_is_not_sent_again() -> None:
     request.give_up()
     assert lane.repeat()
     assert len(client.calls) == 1
+
+
+def test_what_is_lost_after_its_caller_gave_it_up_is_not_sent_again() -> None:
+    client, lane = make_lane()
+    request = lane.push("push", 30.0, "t")
+    request.give_up()
+    client.calls[0][0].set_error(MaybeExecuted("lost"))
+    assert lane.repeat()
+    assert len(client.calls) == 1
+    assert lane.unanswered() == 0
+
+
+def test_nobody_reads_the_arrays_of_a_push_that_was_given_up_as_it_was_sent_again() -> None:
+    client, lane = make_lane()
+    grads, begun, go_on = np.zeros(1), threading.Event(), threading.Event()
+    request = lane.push("push", 30.0, "t", grads)
+    client.calls[0][0].set_error(MaybeExecuted("lost"))
+    sent: list[float] = []
+
+    def encode_late(*args: object, timeout_s: float) -> Future:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        sent.append(float(grads[0]))
+        return Future()
+
+    def give_up_and_change() -> None:
+        request.give_up()
+        grads[0] = 1
+
+    client.submit_to = encode_late  # type: ignore[assignment,method-assign]
+    threads = [threading.Thread(target=lane.repeat), threading.Thread(target=give_up_and_change)]
+    threads[0].start()
+    assert begun.wait(PATIENCE_S)
+    threads[1].start()
+    threads[1].join(0.1)
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sent == [0]
+
+
+def test_what_is_lost_again_at_once_waits_for_the_next_round_which_looks_where_it_is_served() -> None:
+    client, lane = make_lane()
+    request = lane.push("push", 5.0, "t")
+    client.calls[0][0].set_error(MaybeExecuted("lost"))
+
+    def refuse(*args: object, timeout_s: float) -> Future:
+        client.calls.append((Future(), args))
+        client.calls[-1][0].set_error(MaybeExecuted("lost at once"))
+        return client.calls[-1][0]
+
+    client.submit_to = refuse  # type: ignore[assignment,method-assign]
+    assert not lane.repeat()
+    assert len(client.calls) == 2
+    assert not request.done()
+
+
+@pytest.mark.parametrize("refusal", [Backpressure, Stopping])
+def test_a_push_that_was_lost_and_is_refused_then_is_not_said_to_be_refused(refusal: type[RpcError]) -> None:
+    client, lane = make_lane()
+    request = lane.push("push", 30.0, "t")
+    client.calls[0][0].set_error(MaybeExecuted("lost"))
+    assert lane.repeat()
+    client.calls[1][0].set_error(refusal("not now"))
+    if refusal is Backpressure:  # there will be room
+        assert not request.done()
+        assert lane.repeat()
+        client.calls[2][0].set_result(7)
+        assert request.result() == 7
+    else:
+        with pytest.raises(MaybeExecuted, match="may have been applied, once"):
+            request.result()
+
+
+def test_a_first_request_waits_for_a_server_that_the_client_has_not_heard_of_yet(master: Master) -> None:
+    lost: list[Lane] = []
+    with RpcService(master.address) as service:
+        client = Silent()
+        lane = Lane(client, "kv", 0, Address(3), 7, lost.append, "apply", True, service.driver)
+        submit_to = client.submit_to
+
+        def refuse(*args: object, timeout_s: float) -> Future:
+            raise NoServer("no server 3 of 'kv'")
+
+        client.submit_to = refuse  # type: ignore[assignment,method-assign]
+        request = lane.ask("create_table", 30.0)
+        assert lost == [lane]
+        client.submit_to = submit_to  # type: ignore[method-assign]
+        assert lane.repeat()
+        client.calls[0][0].set_result(True)
+        assert request.result(PATIENCE_S) is True
 
 
 def test_a_lost_push_ends_at_its_deadline(farm: Farm, master: Master) -> None:

@@ -7,6 +7,7 @@ import pickle
 import random
 import signal
 import threading
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,18 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import ElasticServer, EpochChanged, TableServer, TableShard, TableWorker
+from prpc_engine.kv.lane import Address, Lane
 from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.placement import Placed, Placement
 from prpc_engine.kv.session import Session
+from prpc_engine.kv.whereabouts import Whereabouts
+from shard import Future
 from tests.faults.zygote import Life
 from tests.program import halt
 from tests.prpc_engine.kv.elastic_processes import PUSH_TIMEOUT_S, elastic_world
-from tests.prpc_engine.kv.test_exactly_once import cut_all, serve_tables
-from tests.prpc_engine.workloads.farm import Farm, end
+from tests.prpc_engine.kv.test_exactly_once import cuts_at_random, serve_tables
+from tests.prpc_engine.processes import PATIENCE_S
+from tests.prpc_engine.workloads.farm import Farm, end, kill
 
 ADD = {"name": "add"}
 KEYS = np.arange(8)
@@ -98,6 +104,58 @@ def test_answers_may_come_in_any_order() -> None:
     assert session.answered("t", session.floors("t"), {0: 6}) is None
 
 
+def test_two_threads_are_not_told_one_thing_twice() -> None:
+    session = Session("kv")
+
+    class Between(deque[EpochChanged]):
+        """Another thread takes what is there once somebody has seen it."""
+
+        def __bool__(self) -> bool:
+            self.clear()
+            return True
+
+    session.news = Between([EpochChanged("gone", 0, -1, 1)])
+    session.tell()
+
+
+def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_last() -> None:
+    placements = [Placement((Placed(3, epoch=epoch, history=1),)) for epoch in (2, 3)]
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Node:
+        def wait(self, timeout_s: float) -> Placement:
+            return Placement((Placed(1),))
+
+        def read(self) -> tuple[Placement, int]:
+            placement = placements.pop(0)
+            if placements:
+                reading.set()
+                assert go_on.wait(PATIENCE_S)
+            return placement, 1
+
+    class Client:
+        server_ids = (1, 3)
+
+        def submit_to(self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0) -> Future:
+            answer = Future()
+            answer.set_result(0)
+            return answer
+
+    session = Session("kv")
+    where = Whereabouts(Node(), Client(), "kv", 7, session, 1.0)  # type: ignore[arg-type]
+    lane = Lane(Client(), "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
+    threads = [threading.Thread(target=where.locate, args=([lane],)) for _ in range(2)]
+    threads[0].start()
+    assert reading.wait(PATIENCE_S)
+    threads[1].start()
+    threads[1].join(0.1)
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert lane.address == Address(3, (0, 3))
+    assert len(session.news) == 1
+
+
 def test_a_partition_that_begins_with_less_is_found_though_it_has_grown_again() -> None:
     session = Session("kv")
     under_way = session.floors("t")
@@ -128,27 +186,17 @@ def test_a_push_that_comes_again_is_answered_as_the_first_time_was(verb: str) ->
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_cut_connections_take_nothing_back(farm: Farm, transport: str, seed: int) -> None:
-    chance, done = random.Random(seed), threading.Event()
+    chance, number = random.Random(seed), 0
     with Master() as master:
         server = farm.start_ready(serve_tables, master.address, transport)
         with RpcService(master.address, transports=[transport]) as service:
             worker = TableWorker(service, monotonic=True)
             worker.create_sparse("counts", 1, ADD)
-
-            def cut_at_random() -> None:
-                while not done.wait(chance.uniform(0.002, 0.02)):
-                    cut_all(service)
-
-            cutter = threading.Thread(target=cut_at_random)
-            cutter.start()
-            try:
+            with cuts_at_random(service, chance, (0.002, 0.02), lambda: number):
                 for number in range(1, 101):
                     worker.push("counts", KEYS, ONES)
                     assert worker.pull_versioned("counts", KEYS[:1]).versions == {0: number}
                     assert worker.pull("counts", KEYS[:1]) == number
-            finally:
-                done.set()
-                cutter.join()
         end(server)
 
 
@@ -169,10 +217,12 @@ def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(far
         servers = {each.life.done: each for each in [farm.start_ready(serve, master.address) for _ in range(2)]}
         watcher.wait_whole(2)
         with RpcService(master.address, transports=["tcp"]) as service:
-            worker = TableWorker(service, elastic=True, ack=ack, monotonic=True)
-            worker.create_dense("large", LARGE, ADD)
+            worker = TableWorker(service, elastic=True, ack=ack, monotonic=True, timeout_s=PATIENCE_S)
+            careful = TableWorker(service, elastic=True, ack="replicated", timeout_s=PATIENCE_S)
+            for each in (worker, careful):
+                each.create_dense("large", LARGE, ADD)
             grads = np.ones(LARGE, np.float32)
-            worker.push("large", grads)
+            careful.push("large", grads, timeout_s=PUSH_TIMEOUT_S)
             assert worker.pull_versioned("large").versions == {0: 1}
             placement = watcher.placement()
             assert placement is not None
@@ -180,7 +230,7 @@ def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(far
             if ack == "applied":
                 halt(servers[replica].pid)
             worker.push("large", grads, timeout_s=PUSH_TIMEOUT_S)
-            servers[primary].kill()
+            kill(servers[primary])
             os.kill(servers[replica].pid, signal.SIGCONT)
             if ack == "applied":
                 with pytest.raises(EpochChanged, match="partition 0 is at version 1, this worker has seen 2"):

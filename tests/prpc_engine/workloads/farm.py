@@ -49,6 +49,12 @@ def terminate(victim: Victim) -> None:
         os.kill(victim.pid, signal.SIGTERM)  # nobody but Victim.wait() reaps it, so the pid is still its own
 
 
+def kill(victim: Victim) -> None:
+    """kill -9, and wait for the end: until then it may still answer."""
+    victim.kill()
+    assert victim.is_dead(START_TIMEOUT_S), f"process {victim.pid} outlives kill -9"
+
+
 def end(victim: Victim, timeout_s: float = START_TIMEOUT_S) -> Any:
     """SIGTERM, and what the child reported; fails when it did not end well."""
     terminate(victim)

@@ -10,7 +10,7 @@ import pytest
 
 from prpc_engine import Master, RetryPolicy, RpcClient, RpcService
 from tests.faults.zygote import Victim
-from tests.prpc_engine.processes import PATIENCE_S
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import ENDED_WELL, Farm, end, terminate
 from tests.prpc_engine.workloads.nodes import call_until_killed
 from tests.prpc_engine.workloads.pattern import any_piece, mixed
@@ -105,12 +105,12 @@ def test_calls_end_right_or_with_a_named_error_while_servers_are_killed_at_rando
                     )
                     for name in range(CALLERS)
                 ]
-                elapsed.append(run_threads(works, bound_s(90.0)))
+                elapsed.append(run_threads(works, bound_s(200.0)))
             finally:
                 stop.set()
 
         elapsed: list[float] = []
-        run_threads([callers, lambda: killer.run(stop)], bound_s(120.0))
+        run_threads([callers, lambda: killer.run(stop)], bound_s(240.0))
     repeatable, once = (Tally().merge(*(pair[which] for pair in tallies)) for which in (0, 1))
     tell(f"{transport}: {killer.started} servers started, {killer.killed} killed; may be repeated: {repeatable.text(elapsed[0])}")
     tell(f"{transport}: not to be repeated: {once.text(elapsed[0])}")
@@ -140,6 +140,7 @@ def test_servers_outlive_clients_that_are_killed_at_random_and_get_everything_ba
             victim.kill()
             gone.append(victim)
         pause.wait(chance.random() * GAP_S_MAX)
+    wait_until(lambda: any(victim.life.done for victim in [*gone, *living]), "a right answer")
     for victim in living:
         victim.kill()
     for victim in [*gone, *living]:
@@ -149,5 +150,4 @@ def test_servers_outlive_clients_that_are_killed_at_random_and_get_everything_ba
         assert client.broadcast("mix", 1) == [mixed(1)] * STABLE
     left = [end(server) for server in servers]
     tell(f"{transport}: {CLIENTS} clients killed after {right} right answers")
-    assert right > 0
     assert all(not any(figures.values()) for figures in left), left

@@ -87,7 +87,7 @@ def test_every_call_of_a_crowd_that_connects_at_once_is_answered_and_nothing_sta
             for part in parts:
                 wait_until(partial(has_come_or_died, part), "the connections of a crowd")
                 assert not part.is_dead(), f"a part of the crowd ended with {part.wait(0.0)}"
-            assert client.call("callers", timeout_s=PATIENCE_S) == CONNECTIONS + 1
+            wait_until(lambda: client.call("callers") == CONNECTIONS + 1, "all of the crowd, each once")
             at_most = holdings(server)
             meetings.barrier(GO, PROCESSES + 1, BOUND_S)
             outcomes: Counter[str] = Counter()
@@ -99,6 +99,10 @@ def test_every_call_of_a_crowd_that_connects_at_once_is_answered_and_nothing_sta
                 outcomes += Counter(found["outcomes"])
             assert outcomes == {"right": CONNECTIONS * CALLS}
             wait_until(lambda: client.call("callers") == 1, "the end of the crowd's connections")
+            wait_until(
+                lambda: all(now <= then for now, then in zip(holdings(server)[:2], before, strict=False)),
+                f"the end of all but {before[:2]} descriptors and threads",
+            )
             held.append(holdings(server))
         p50, p99, most = found["times_s"]
         tell(
@@ -107,7 +111,6 @@ def test_every_call_of_a_crowd_that_connects_at_once_is_answered_and_nothing_sta
             f"{held[0][2]:.1f} to {held[-1][2]:.1f} after each"
         )
         assert at_most[0] >= before[0] + CONNECTIONS, "a connection is a descriptor: what is counted below counts them"
-        assert [(fds, threads) for fds, threads, _ in held] == [before[:2]] * ROUNDS
         assert held[-1][2] <= held[0][2] + MEMORY_BOUND_MIB
     assert end(server) == 0
 

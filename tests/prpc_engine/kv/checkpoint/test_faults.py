@@ -13,6 +13,7 @@ import pytest
 from prpc_engine.kv import TableShard, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.files import Files
+from prpc_engine.kv.checkpoint.save import discard
 from prpc_engine.kv.local import LocalService
 from tests.prpc_engine.kv.checkpoint.jobs import FailingFiles, assert_same, create_tables, local_job, train, values
 from tests.shard.small_shm import run_with_own_shm
@@ -66,6 +67,35 @@ def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path,
         assert full_every > 1 or len(verify(folder)) == 1, name
         assert other.restore(str(folder)) == 3
         assert_same(values(other), values(worker))  # also what the save that failed would have had
+
+
+class GivenUp(Files):
+    """Just before the save's rename, another server discards what it has written, and has not come far."""
+
+    is_late = False
+
+    def rename(self, path: Path, to: Path) -> None:
+        if self.is_late and to.name.startswith("checkpoint-"):
+            self.is_late = False
+            discard(self, path)
+        super().rename(path, to)
+
+    def remove_tree(self, path: Path) -> None:
+        if path.name.startswith("unfinished-"):
+            next(path.glob("part-*")).unlink()
+        else:
+            super().remove_tree(path)
+
+
+def test_a_save_that_is_given_up_as_it_is_committed_does_not_become_half_a_checkpoint(tmp_path: Path) -> None:
+    files = GivenUp()
+    worker = local_job(2, files)
+    create_tables(worker)
+    worker.save(str(tmp_path), 1, keep=1)
+    files.is_late = True
+    with pytest.raises(CheckpointError, match="No such file"):
+        worker.save(str(tmp_path), 2, keep=1)
+    assert (latest(tmp_path).step, latest(tmp_path).fault) == (1, "")
 
 
 class OwnDisk(Files):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.prpc_engine.kv.checkpoint.processes import ServerProcess
 PATIENCE_S = 30.0
 DOWN = Sgd(1.0)  # each push of 1 lowers a value by exactly 1
 ONE = np.ones((1, 1), np.float32)
+SAVES, ROUNDS = 20, 20  # at least, so that the ones go on while there are the others
 
 
 def counts_in(folder: Path, table: str) -> dict[int, int]:
@@ -64,7 +67,13 @@ def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged
         for trainer in trainers:
             trainer.start()
         try:
-            for step in range(20):
+            deadline = float("inf")
+            for step in itertools.count():
+                if step == SAVES:
+                    deadline = time.monotonic() + PATIENCE_S
+                if step >= SAVES and min(done.values()) > ROUNDS:
+                    break
+                assert time.monotonic() < deadline, "nobody pushes while checkpoints are saved"
                 acknowledged = dict(done)
                 worker.save(str(tmp_path), step, keep=1)
                 counts = {int(key): 0 for key in (a, b, c, d)} | counts_in(tmp_path, "counts")
@@ -75,7 +84,6 @@ def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged
             over.set()
             for trainer in trainers:
                 trainer.join(PATIENCE_S)
-        assert min(done.values()) > 20  # they went on meanwhile
         worker.push("counts", np.array([a]), ONE)
 
 
@@ -144,8 +152,9 @@ def worker(master: Master, request: pytest.FixtureRequest) -> Iterator[TableWork
 def test_a_worker_that_dies_after_enter_holds_pushes_up_for_a_moment_only(
     worker: TableWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(methods, "HOLD_S_MAX", 0.05)
-    worker._submit(worker.server_ids[0], "checkpoint_enter", 5.0, "0" * 16, str(tmp_path)).result()
+    with monkeypatch.context() as patched:
+        patched.setattr(methods, "HOLD_S_MAX", 0.05)
+        worker._submit(0, "checkpoint_enter", PATIENCE_S, "0" * 16, str(tmp_path)).result()
     train(worker)
     worker.save(str(tmp_path), 1)
     assert latest(tmp_path).step == 1

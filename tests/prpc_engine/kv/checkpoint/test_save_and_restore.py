@@ -19,8 +19,13 @@ from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
 from prpc_engine.kv.hosted import Moved
+from prpc_engine.kv.initializer import Constant
+from prpc_engine.kv.local import run_to_end
 from prpc_engine.kv.optimizer import Adam
+from prpc_engine.kv.table_spec import SparseSpec
 from tests.prpc_engine.kv.checkpoint.jobs import KEYS, assert_same, create_tables, local_job, train, values
+
+SPARSE = SparseSpec("t", 0, 1, Adagrad(0.1), Constant(), 1).to_dict()
 
 
 def saved(folder: Path, servers: int = 2, steps: int = 1, keep: int | None = None) -> list[dict[str, object]]:
@@ -107,6 +112,21 @@ def test_a_table_that_is_there_with_another_spec_is_refused_and_nothing_changes(
     with pytest.raises(ConfigError, match=r"another spec than in the checkpoint: there is .*0\.2.* saved was .*0\.1"):
         worker.restore(str(tmp_path))
     np.testing.assert_array_equal(worker.pull("clicks/a", KEYS), before)
+
+
+def test_a_table_that_is_created_while_a_checkpoint_is_loaded_is_not_replaced_by_another(tmp_path: Path) -> None:
+    old = TableShard()
+    old.create_table({**SPARSE, "dim": 4})
+    old.checkpoint_enter("0" * 16, str(tmp_path))
+    part = run_to_end(old.checkpoint_save("0" * 16, str(tmp_path), 1, 0, None, False))
+    run_to_end(old.checkpoint_commit("0" * 16, str(tmp_path), 1, [part], None, None))
+    name, _, specs = run_to_end(old.checkpoint_find(str(tmp_path)))
+    new = TableShard()
+    run_to_end(new.checkpoint_load("1" * 16, str(tmp_path), name, {table: each[0] for table, each in specs.items()}, 0, 1))
+    new.create_table({**SPARSE, "dim": 8})
+    with pytest.raises(ConfigError, match="another spec than in the checkpoint"):
+        new.checkpoint_swap("1" * 16)
+    assert new.pull("t", KEYS).shape == (300, 8)
 
 
 def test_the_files_are_plain_safetensors(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def threads() -> None:
         def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
             if meta.cmd == 1:
                 raise ValueError("not here")
+            if meta.cmd == 4:
+                sys.exit("and not now")
             if meta.cmd == 2:
                 assert go_on.wait(30)
             if meta.cmd == 3:
@@ -77,8 +80,9 @@ def threads() -> None:
         timestamps += [kv.push(one, np.array([i], np.float32)) for i in range(1, 100)]
         for timestamp in timestamps:
             kv.wait(timestamp, 30)
-        with pytest.raises(errors.RemoteError, match="not here"):
-            kv.wait(kv.push(one, np.zeros(1, np.float32), cmd=1))
+        for cmd, said in ((4, "and not now"), (1, "not here")):  # its thread goes on
+            with pytest.raises(errors.RemoteError, match=said):
+                kv.wait(kv.push(one, np.zeros(1, np.float32), cmd=cmd, timeout_s=30))
     ps.finalize(0, True)
 
 
@@ -223,6 +227,10 @@ def together(length: str) -> None:
         for timestamp in late:
             with pytest.raises((errors.MaybeExecuted, errors.NotSent)):
                 kv.wait(timestamp)
+        ps.get_postoffice().barrier(0, ps.SCHEDULER + ps.WORKER_GROUP)
+    else:
+        ps.get_postoffice().barrier(0, ps.SCHEDULER + ps.WORKER_GROUP)
+        wait_until(lambda: ps.get_postoffice().get_dead_nodes() == [8, 9], "the end of the worker")
     ps.finalize(0, False)
 
 

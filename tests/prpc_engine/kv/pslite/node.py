@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from prpc_engine.kv.pslite.ids import KEY_MAX
 from prpc_engine.kv.pslite.slicer import by_ranges
 from tests.prpc_engine.kv.pslite.bytedance import benchmark_stress, ipc_benchmark
 from tests.prpc_engine.kv.pslite.flows import awaited, group, holder, landing, miscounted, order, own_benchmark, threads, together
-from tests.prpc_engine.processes import wait_until
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 KEYS = 10_000
 PUSHES = 50
@@ -214,13 +215,13 @@ def verbs() -> None:
         assert first.tolist() == list(range(200))
         with pytest.raises(errors.RemoteError, match="this handler refuses"):
             kv.wait(kv.push(one, buffer, cmd=3))
-        timestamp = kv.push(one, buffer, cmd=4, timeout_s=0.3)
+        timestamp = kv.push(one, buffer, cmd=4)
         with pytest.raises(errors.DeadlineExceeded, match="server 0"):
             kv.wait(timestamp, 0.01)
-        with pytest.raises(errors.DeadlineExceeded):
-            kv.wait(timestamp)
-        with pytest.raises(errors.DeadlineExceeded):  # again
-            kv.wait(timestamp)
+        timestamp = kv.push(one, buffer, cmd=4, timeout_s=0.3)
+        for _ in ("first", "again"):
+            with pytest.raises(errors.DeadlineExceeded):
+                kv.wait(timestamp)
         with pytest.raises(errors.RemoteError, match="answered before"):
             kv.wait(kv.push(one, buffer, cmd=5))
         with pytest.raises(errors.RemoteError, match="a pull of 2 keys is answered with as many lens, not with 1"):
@@ -238,7 +239,8 @@ def verbs() -> None:
         with pytest.raises(errors.ConfigError, match="customer 1 was not started"):
             ps.SimpleApp(9, 1)
         late: list[BaseException | None] = []
-        waiting = threading.Thread(target=lambda: late.append(_outcome(kv, kv.push(one, buffer, cmd=4))), daemon=True)
+        timestamp = kv.push(one, buffer, cmd=4)
+        waiting = threading.Thread(target=lambda: late.append(_outcome(kv, timestamp)), daemon=True)
         waiting.start()
         ps.finalize(0, True)
         waiting.join(30)
@@ -362,7 +364,7 @@ def elastic(folder: str) -> None:
             with ElasticServer(service, partitions=1, checkpoint=str(path / "saved")):
                 wait_until(lambda: (path / "worker left").exists(), "the worker")
         else:
-            train_over_a_loss(TableWorker(service, elastic=True), path)
+            train_over_a_loss(TableWorker(service, elastic=True, timeout_s=PATIENCE_S), path)
     (path / f"{role} left").touch()
 
 
@@ -373,12 +375,21 @@ def train_over_a_loss(worker: TableWorker, path: Path) -> None:
     worker.push("counts", keys, ones)
     worker.save(str(path / "saved"), step=1)
     worker.push("counts", keys, ones)
-    os.kill(int((path / "server 0").read_text()), signal.SIGKILL)
+    _kill(int((path / "server 0").read_text()))
     worker.push("counts", keys, ones, timeout_s=60)
     with pytest.raises(EpochChanged, match="as of the checkpoint of step 1"):
         worker.pull("counts", keys)
     assert worker.pull("counts", keys).tolist() == [[2]] * 64
     assert (path / "server 1").exists()
+
+
+def _kill(pid: int) -> None:
+    """kill -9, and wait for the end: until then it may still answer."""
+    descriptor = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    ended, _, _ = select.select([descriptor], [], [], PATIENCE_S)
+    os.close(descriptor)
+    assert ended, f"process {pid} outlives kill -9"
 
 
 def lost_server() -> None:

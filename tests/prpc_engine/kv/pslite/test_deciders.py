@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from prpc_engine import kv
-from prpc_engine.errors import Backpressure, BadArguments, ConfigError
+from prpc_engine.errors import Backpressure, BadArguments, Closed, ConfigError
 from prpc_engine.kv import pslite
 from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids, wire
 from prpc_engine.kv.pslite.environment import Settings
+from prpc_engine.kv.pslite.handler_threads import HandlerThreads
 from prpc_engine.kv.pslite.mailroom import KV, Mailroom
 from prpc_engine.kv.pslite.meetings import Meetings
 from prpc_engine.kv.pslite.outbox import ALONE_MAX, TOGETHER_MAX, Outbox
@@ -223,6 +225,30 @@ def test_messages_are_handled_in_order_whichever_comes_first() -> None:
     assert handled == [0, 1, 2, 3, 6, 7]
     with pytest.raises(Backpressure, match="20 is 14 ahead"):
         arrivals.answer(LANE, 20, 6, lambda: None)
+
+
+def leave() -> None:
+    sys.exit("from a handler")
+
+
+def test_a_handler_that_exits_ends_its_own_message_and_no_other() -> None:
+    arrivals = Arrivals()
+    early = [arrivals.answer(LANE, 1, 0, leave), arrivals.answer(LANE, 2, 0, lambda: "next")]
+    assert arrivals.answer(LANE, 0, 0, lambda: "first").result() == "first"
+    assert isinstance(early[0].error(), SystemExit)
+    assert early[1].result() == "next"
+    room = Mailroom("node", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
+    early = [room.take(KV, 0, (work,)) for work in (leave, lambda: "next")]
+    room.add_handler(KV, 0, lambda work: work())
+    assert isinstance(early[0].error(), SystemExit)
+    assert early[1].result() == "next"
+
+
+def test_a_thread_of_handlers_that_is_closed_refuses_what_nobody_would_run() -> None:
+    threads = HandlerThreads("handlers", 1)
+    threads.close()
+    with pytest.raises(Closed, match="handlers takes no more requests"):
+        threads.put(0, leave)
 
 
 # Barriers

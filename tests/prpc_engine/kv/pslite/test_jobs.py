@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prpc_engine.kv.pslite.launch import launch
-from prpc_engine.local_job import START_AGAIN, TIME_IS_OVER, JobReport, free_ports
+from prpc_engine.local_job import START_AGAIN, TIME_IS_OVER, JobReport
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 TIMEOUT_S = 100.0
@@ -200,12 +201,15 @@ class Processes:
     """Nodes that the test starts one by one, as it needs them. A context manager: none outlives it."""
 
     def __init__(self, servers: int, workers: int) -> None:
+        self._port = socket.socket()  # bound, so that nobody else is given its port; the scheduler may listen there all the same
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
         self._environment = {
             **os.environ,
             "DMLC_NUM_SERVER": str(servers),
             "DMLC_NUM_WORKER": str(workers),
             "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(*free_ports(1)),
+            "DMLC_PS_ROOT_PORT": str(self._port.getsockname()[1]),
         }
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -222,6 +226,7 @@ class Processes:
         for process in self._started:
             process.kill()
             process.wait(PATIENCE_S)
+        self._port.close()
 
 
 def test_a_worker_that_dies_is_replaced_as_often_as_it_dies(tmp_path: Path) -> None:
@@ -233,7 +238,7 @@ def test_a_worker_that_dies_is_replaced_as_often_as_it_dies(tmp_path: Path) -> N
             worker.kill()
             worker.wait(PATIENCE_S)
         last = job.start("worker", "rejoin", str(tmp_path))
-        assert [each.wait(PATIENCE_S) for each in [last, *others]] == [0, 0, 0]
+        assert [each.wait(TIMEOUT_S) for each in [last, *others]] == [0, 0, 0]
 
 
 def test_a_server_that_dies_is_replaced_under_its_node_id(tmp_path: Path) -> None:
@@ -246,7 +251,7 @@ def test_a_server_that_dies_is_replaced_under_its_node_id(tmp_path: Path) -> Non
         server.wait(PATIENCE_S)
         (tmp_path / "killed").touch()
         server = job.start("server", "replaced_server", str(tmp_path))
-        assert [each.wait(PATIENCE_S) for each in (worker, server, scheduler)] == [0, 0, 0]
+        assert [each.wait(TIMEOUT_S) for each in (worker, server, scheduler)] == [0, 0, 0]
 
 
 def test_a_server_that_dies_in_a_barrier_does_not_count_as_there(tmp_path: Path) -> None:
@@ -257,32 +262,32 @@ def test_a_server_that_dies_in_a_barrier_does_not_count_as_there(tmp_path: Path)
         wait_until(lambda: (tmp_path / "waits").exists(), "the server in the barrier")
         server.kill()
         server.wait(PATIENCE_S)
-        assert [each.wait(PATIENCE_S) for each in (worker, scheduler)] == [0, 0]
+        assert [each.wait(TIMEOUT_S) for each in (worker, scheduler)] == [0, 0]
 
 
 def test_a_server_that_dies_fails_what_was_asked_of_it_and_is_known_to_be_dead() -> None:
     with Processes(1, 1) as job:
         scheduler, server, worker = (job.start(role, "lost_server") for role in ("scheduler", "server", "worker"))
-        assert worker.wait(PATIENCE_S) == 0
-        assert server.wait(PATIENCE_S) == -signal.SIGKILL
-        assert scheduler.wait(PATIENCE_S) == 0
+        assert worker.wait(TIMEOUT_S) == 0
+        assert server.wait(TIMEOUT_S) == -signal.SIGKILL
+        assert scheduler.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize("length", ["1", "10000"])
 def test_small_requests_that_leave_together_end_each_by_itself(length: str) -> None:
     with Processes(1, 1) as job:
         scheduler, server, worker = (job.start(role, "together", length) for role in ("scheduler", "server", "worker"))
-        assert worker.wait(PATIENCE_S) == 0
-        assert server.wait(PATIENCE_S) == -signal.SIGKILL
-        assert scheduler.wait(PATIENCE_S) == 0
+        assert worker.wait(TIMEOUT_S) == 0
+        assert server.wait(TIMEOUT_S) == -signal.SIGKILL
+        assert scheduler.wait(TIMEOUT_S) == 0
 
 
 def test_the_worker_that_holds_a_barrier_is_killed_and_its_successor_holds_it(tmp_path: Path) -> None:
     with Processes(1, 3) as job:
         scheduler, server = (job.start(role, "holder", str(tmp_path)) for role in ("scheduler", "server"))
         workers = [job.start("worker", "holder", str(tmp_path), rank=rank) for rank in range(3)]
-        assert workers[0].wait(PATIENCE_S) == -signal.SIGKILL
+        assert workers[0].wait(TIMEOUT_S) == -signal.SIGKILL
         (tmp_path / "killed").touch()
         successor = job.start("worker", "holder", str(tmp_path), rank=0)
-        assert successor.wait(PATIENCE_S) == -signal.SIGKILL
-        assert [each.wait(PATIENCE_S) for each in [*workers[1:], server, scheduler]] == [0, 0, 0, 0]
+        assert successor.wait(TIMEOUT_S) == -signal.SIGKILL
+        assert [each.wait(TIMEOUT_S) for each in [*workers[1:], server, scheduler]] == [0, 0, 0, 0]
