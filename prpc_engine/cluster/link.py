@@ -86,7 +86,7 @@ class Link:
 
     `task`, `control`  who that is, and where; `data`: by rule "file" or "offset"
     `me`               what to say of this side
-    `on_failure`       called after each attempt that failed, in the thread that connects
+    `on_failure`       called after each attempt that failed, before anybody is told, in the thread that connects
     """
 
     def __init__(
@@ -167,6 +167,9 @@ class Link:
             assert errand.arguments is not None
             arguments = errand.arguments(self.incarnation)
             call = peer.request(self._route, errand.method, method_key(errand.method), arguments, max(0.0, left_s), True, None)
+        except errors.NotSent as error:
+            self._fail(errand, self._lost(errand, error))
+            return
         except Exception as error:
             self._fail(errand, error)
             return
@@ -183,14 +186,17 @@ class Link:
         error = call._outcome
         if isinstance(error, errors.RemoteError):
             error = typed(error)
-        elif isinstance(error, errors.MaybeExecuted):
-            error = TaskLost(f"{errand.what} was asked of {self._text}, which was lost: {error}")
+        elif isinstance(error, errors.MaybeExecuted | errors.NotSent):
+            error = self._lost(errand, error)
         elif isinstance(error, errors.DeadlineExceeded):
             error = errors.DeadlineExceeded(
                 f"{errand.what} did not come from {self._text} in time: look whether that task sends it, and for this step and "
                 f"task, or allow a larger timeout_s ({error})"
             )
         errand.set_error(error)
+
+    def _lost(self, errand: Errand, error: BaseException) -> TaskLost:
+        return TaskLost(f"{errand.what} was asked of {self._text}, which was lost: {error}")
 
     def _fail(self, errand: Errand, error: BaseException) -> None:
         # In the reactor: whoever waits may have it parked, and would not see what another thread completes.
@@ -225,6 +231,7 @@ class Link:
             try:
                 peer = self._meet()
             except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded) as error:
+                self._on_failure()
                 self._why = f" ({error})"
                 waited_s = time.monotonic() - started
                 text = (
@@ -239,10 +246,9 @@ class Link:
                 if not is_told:
                     is_told = True
                     logger.warning("waiting for %s, for up to %.3g s: %s", self._text, self._patience_s, str(error))
-                self._on_failure()
             except Exception as error:  # another cluster, another secret, closed; or a bug, which those that wait must hear of
-                self._end(self._failure(error))
                 self._on_failure()
+                self._end(self._failure(error))
                 return
             else:
                 self._why = ""
@@ -254,7 +260,17 @@ class Link:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     def _meet(self) -> Peer:
-        """Ask who is there, and connect to its data address."""
+        """Ask who is there, connect to its data address, and ask again: it may have been started anew in between."""
+        facts = self._ask_facts()
+        peer = self._data_node.peer_at(
+            data_addresses(facts, self._control, self._data), CONNECT_TIMEOUT_S, f"data of {self._text}"
+        )
+        if self._ask_facts().incarnation != facts.incarnation:
+            raise errors.NotSent(f"{self.task} was started again while it was connected to")
+        self.incarnation = facts.incarnation
+        return peer
+
+    def _ask_facts(self) -> Facts:
         if self._closed:
             raise self._closed_error()
         control = self._control_node.peer_at([f"tcp://{self._control}"], CONNECT_TIMEOUT_S, self._text)
@@ -268,11 +284,7 @@ class Link:
             raise errors.NotSent(f"who listens at {self._control} is no task of a cluster, or has not started yet") from None
         check_plan(me.plan, me.task, facts.plan, self.task)
         check_task(facts, self.task, self._control)
-        peer = self._data_node.peer_at(
-            data_addresses(facts, self._control, self._data), CONNECT_TIMEOUT_S, f"data of {self._text}"
-        )
-        self.incarnation = facts.incarnation
-        return peer
+        return facts
 
     def _failure(self, error: Exception) -> errors.RpcError:
         """What to tell those that wait, of what no attempt should raise."""
@@ -296,13 +308,13 @@ class Link:
         return goes_on
 
     def _up(self, peer: Peer) -> None:
+        self.peer = peer  # before anybody can have an answer, and asks what it came over
         while True:
             with self._guard:
                 errands = self._waiting or []
                 self._waiting = [] if errands else None
-                if not errands:
-                    self.peer = peer
-                    return
+            if not errands:
+                return
             for errand in errands:
                 if not errand.finished:
                     self._send(errand, peer)

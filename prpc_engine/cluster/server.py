@@ -194,7 +194,9 @@ class Server:
             before, self.state = self.state, State.STOPPED
             if before is not State.STARTED:
                 return
-            for link in list(self._links.values()):
+            with self._guard:  # nobody makes another one
+                links = list(self._links.values())
+            for link in links:
                 link.close()
             self._collector.end(None, self._stopped())
             self._at.driver.stop_running()
@@ -327,8 +329,7 @@ class Server:
         text = f"step {step} was aborted by {self._task}: {what}"
         self._abort_here(step, text)
         deadline = time.monotonic() + timeout_s
-        others = [number for number in range(len(self._names.tasks)) if number != self._number]
-        untold = []
+        others, untold = [number for number in range(len(self._names.tasks)) if number != self._number], []
         for first in range(0, len(others), ABORTS_AT_ONCE):
             links = [self._link(number) for number in others[first : first + ABORTS_AT_ONCE]]
             left_s = max(0.0, deadline - time.monotonic())
@@ -388,7 +389,7 @@ class Server:
             )  # fmt: skip
 
     def _peer_lost(self, peer: Peer) -> None:
-        if self.state is State.STARTED:  # else we hung up, on all of them
+        if self.state is not State.STOPPED:  # else we hung up, on all of them
             for request in self._table.give_up_all(peer):
                 request.answer.set_result([])  # nobody is there to hear it
             self.on_peer_lost(peer)
@@ -409,15 +410,15 @@ class Server:
         self._check_started()
         step = _whole(step)
         check_timeout(timeout_s)
-        error = self._table.error(step)
-        if error is not None:
-            raise error
         return self._names.number(source), step
 
     def _leave(self, message: Message) -> None:
         message.leave(self._send)
 
     def _send(self, message: Message) -> Future:
+        error = self._table.error(message.step)
+        if error is not None:  # looked at only now: whoever aborts the step later finds the message under way
+            raise error
         count = len(message.keys)
         self._verbs.request += 1
         self._verbs.receive += count
@@ -440,6 +441,7 @@ class Server:
             data = self._endpoints.addresses.get(task)
             patience_s = self.settings.connection_timeout_s
             with self._guard:
+                self._check_started()  # again: stop() closes those that there are
                 link = self._links.get(number) or Link(
                     device(task), control, data, self._at.me, self._at.control, self._at.data, patience_s, self._look_at_map
                 )

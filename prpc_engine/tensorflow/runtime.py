@@ -24,6 +24,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session as tf_session
 from tensorflow.python.client import session as tf_sessions
 from tensorflow.python.framework import constant_op, dtypes, importer, ops
+from tensorflow.python.framework import errors_impl as tf_errors
 from tensorflow.python.ops import gen_resource_variable_ops as resources
 from tensorflow.python.ops import gen_state_ops as states
 
@@ -83,25 +84,37 @@ class _Copy:
 
 
 class Waiting:
-    """A part that may wait for another step (gate.py). Each run has a copy of it that no other run has at that time."""
+    """A part that may wait for another step (gate.py). Each run has a copy of it that no other run has at that time.
+
+    a run       event                   next
+    expected    its thread takes it up  running, with a copy
+    expected    give_up()               over: it ends with CancelledError as soon as its thread takes it up
+    running     give_up()               over: its gate ends it
+    """
 
     def __init__(self, runtime: Runtime, part: Part, scope: str) -> None:
         self._runtime, self._part, self._scope = runtime, part, scope
         self._guard = threading.Lock()
         self._idle = [self._copy()]  # now: what is wrong with the graph is to be found when it is loaded
-        self._running: dict[object, _Copy] = {}
+        self._runs: dict[object, _Copy | None] = {}  # by owner; None: expected
+        self._is_over = False  # for all that come, too
 
     def _copy(self) -> _Copy:
         gated = with_gate(self._part, f"prpc_gate_{secrets.token_hex(8)}")
         return _Copy(*self._runtime.load_with(gated, self._scope, [GIVE, CLEAR]))
 
+    def expect(self, owner: object) -> None:
+        """A run of that owner comes: from now on it can be given up."""
+        with self._guard:
+            self._runs[owner] = None
+
     def run(self, feeds: Sequence[Any], owner: object) -> Any:
-        """As Loaded.run(); `owner` is who may give it up."""
+        """As Loaded.run(), of an owner that was expected."""
         return self._run(owner, lambda part: part.run(feeds))
 
-    def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any) -> Any:
-        """As Loaded.run_checked(); it ends with give_up_all(), or after the time that the options allow."""
-        return self._run(object(), lambda part: part.run_checked(feeds, options, metadata))
+    def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any, owner: object) -> Any:
+        """As Loaded.run_checked(), of an owner that was expected."""
+        return self._run(owner, lambda part: part.run_checked(feeds, options, metadata))
 
     def _run(self, owner: object, run: Callable[[Loaded], Any]) -> Any:
         with self._guard:
@@ -110,7 +123,14 @@ class Waiting:
         if copy.has_failed:
             copy.clear.run(())
             copy.has_failed = False
-        self._running[owner] = copy
+        with self._guard:
+            is_expected = owner in self._runs and not self._is_over
+            if is_expected:
+                self._runs[owner] = copy
+            else:
+                self._idle.append(copy)
+        if not is_expected:
+            raise tf_errors.CancelledError(None, None, "the run was given up before it began")
         copy.has_failed = True  # until it has not
         try:
             values = run(copy.part)
@@ -118,19 +138,23 @@ class Waiting:
             return values
         finally:
             with self._guard:
-                if self._running.pop(owner, None) is not None:
+                if self._runs.pop(owner, None) is not None:
                     self._idle.append(copy)
 
     def give_up(self, owner: object) -> None:
-        """End that run with an error, if it still waits. Its copy is not used again: it may have been told too late."""
+        """End that run with an error, if it is still to come, or waits. Its copy is not used again: it may have been told too
+        late."""
         with self._guard:
-            copy = self._running.pop(owner, None)
+            copy = self._runs.pop(owner, None)
         if copy is not None:
             copy.give.run(())
 
     def give_up_all(self) -> None:
-        """The same for all runs."""
-        for owner in list(self._running):
+        """The same for all runs, and for those of owners that are not expected yet."""
+        with self._guard:
+            self._is_over = True
+            owners = list(self._runs)
+        for owner in owners:
             self.give_up(owner)
 
 

@@ -96,6 +96,8 @@ class _UnderWay:
 
     def __init__(self, number: int, loaded: Loaded | Waiting) -> None:
         self.number, self.loaded = number, loaded
+        if isinstance(loaded, Waiting):
+            loaded.expect(self)
         self.calls: dict[str, Future] = {}  # of the programs, by task
         self.receipts: list[Receipt] = []
         self.error: Exception | None = None
@@ -119,6 +121,13 @@ class _UnderWay:
         """The own part."""
         loaded = self.loaded
         return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, self)
+
+    def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
+        """See Loaded.run_checked()."""
+        loaded = self.loaded
+        if isinstance(loaded, Loaded):
+            return loaded.run_checked(feeds, options, metadata)
+        return loaded.run_checked(feeds, options, metadata, self)
 
 
 def _outcome(call: Future, timeout_s: float | None = None) -> Exception | None:
@@ -161,7 +170,7 @@ class _Exchange(Step):
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
         """See Loaded.run_checked()."""
-        return self.plane.exchange(self, lambda going, fed: going.loaded.run_checked(fed, options, metadata), feeds)
+        return self.plane.exchange(self, lambda going, fed: going.run_checked(fed, options, metadata), feeds)
 
 
 class SendRecvPlane(StarPlane):

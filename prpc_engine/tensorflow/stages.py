@@ -200,15 +200,18 @@ class Stages:
         answer, peer = Deferred(), calling_peer()
         self._running[answer] = _Run(stage, session, peer)
         answer.add_done_callback(self._over)
-        if isinstance(stage.loaded, Waiting) and peer is not None:
-            left_s = remaining_s(peer.reactor.clock)
-            if left_s is not None and left_s < FOREVER_S:
+        if isinstance(stage.loaded, Waiting):
+            stage.loaded.expect(answer)
+            left_s = None if peer is None else remaining_s(peer.reactor.clock)
+            if peer is not None and left_s is not None and left_s < FOREVER_S:
                 peer.reactor.call_later(left_s, partial(stage.loaded.give_up, answer))
         self._threads.submit(lambda: answer.reply(run(stage, answer)))
         return answer
 
     def _over(self, answer: Any) -> None:
-        self._running.pop(answer, None)
+        run = self._running.pop(answer, None)
+        if run is not None and isinstance(run.stage.loaded, Waiting):
+            run.stage.loaded.give_up(answer)  # its caller has given it up, or it failed before it could begin
 
     def close_session(self, session: str) -> list[Any]:
         """See the table at the top."""

@@ -123,11 +123,21 @@ class Step:
     def run(self, feeds: Sequence[Any]) -> Any:
         """What it fetches."""
         loaded = self.loaded
-        return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, object())
+        return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, _expected(loaded))
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
         """See Loaded.run_checked()."""
-        return self.loaded.run_checked(feeds, options, metadata)
+        loaded = self.loaded
+        if isinstance(loaded, Loaded):
+            return loaded.run_checked(feeds, options, metadata)
+        return loaded.run_checked(feeds, options, metadata, _expected(loaded))
+
+
+def _expected(loaded: Waiting) -> object:
+    """The owner of a run that begins now: only the end of the session gives it up."""
+    owner = object()
+    loaded.expect(owner)
+    return owner
 
 
 class _Now(threading.local):
@@ -211,6 +221,8 @@ class StarPlane:
                 if step is None:
                     step = self._make(targets, fetches, [one.deref() for one in feeds])
                     self._steps[key] = step
+                    if self._ended is not None:  # close() may have looked before it was there
+                        raise self._ended[0](None, None, self._ended[1])
         try:
             values: list[Any]
             if not said and not step.may_be_dead:

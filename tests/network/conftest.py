@@ -31,6 +31,13 @@ def _tallied(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def echo(_started_once: None) -> Iterator[EchoServer]:
+    with EchoServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hasty(_started_once: None) -> Iterator[EchoServer]:
+    """One that soon gives a handshake up. That of a client that does nothing wrong may be too slow for it on a busy machine."""
     with EchoServer(handshake_s=1.0) as server:
         yield server
 

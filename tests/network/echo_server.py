@@ -25,7 +25,7 @@ from shard.transport.tcp_connection import TcpConnection
 from tests.certificates import Files
 from tests.network.proxy import set_buffers
 from tests.network.stingy import be_stingy
-from tests.program import Program
+from tests.program import PATIENCE_S, Program
 
 SECRET = b"secret"
 
@@ -86,7 +86,9 @@ def main(text: str) -> None:
 class EchoServer(Program):
     """Such a process."""
 
-    def __init__(self, handshake_s: float = 5.0, tls: Files | None = None, stingy: bool = False, buffer_bytes: int = 0) -> None:
+    def __init__(
+        self, handshake_s: float = PATIENCE_S, tls: Files | None = None, stingy: bool = False, buffer_bytes: int = 0
+    ) -> None:
         settings = {"handshake_s": handshake_s, "tls": tls or (), "stingy": stingy, "buffer_bytes": buffer_bytes}
         super().__init__("tests.network.echo_server", json.dumps(settings))
         host, _, port = self.read_line().removeprefix("tcp://").rpartition(":")

@@ -20,6 +20,7 @@ from collections import deque
 from types import TracebackType
 
 from tests.network.faults import Action, Course, Fault, Pace, Plan, Step
+from tests.program import PATIENCE_S
 
 CHUNK_BYTES = 1 << 16
 QUEUED_BYTES_MAX = 1 << 20  # held for a side that does not read, before the other is made to wait
@@ -157,7 +158,7 @@ class Proxy:
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
         self._order("end")
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
         for sock in (self._listener, self._wake, self._woken):
             sock.close()
 
@@ -173,7 +174,7 @@ class Proxy:
         done = threading.Event()
         self._orders.append((order, done))
         self._wake.send(b"!")
-        done.wait()
+        assert done.wait(PATIENCE_S), "the proxy is stuck"
 
     def _run(self) -> None:
         living: list[Passage] = []
@@ -207,6 +208,8 @@ class Proxy:
                         else:
                             for flow in passage.flows:
                                 flow.release()
+                    if order == "cut":
+                        events_at.clear()  # a socket that is accepted next may have the number of one that was closed
                     done.set()
             if self._listener.fileno() in events_at:
                 living += self._accept()

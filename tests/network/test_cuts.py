@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from shard import PeerLostError, RemoteProtocolError, ShardError, UnreachableError
 from shard.frame import HEADER
-from tests.network.caller import HANDSHAKE_BYTES, Caller, Outcome
+from tests.network.caller import HANDSHAKE_BYTES, Caller, Message, Outcome
 from tests.network.echo_server import EchoServer
 from tests.network.faults import Action, Fault, Plan, one_way
 from tests.network.proxy import Proxy
@@ -30,10 +31,10 @@ def assert_named(outcome: Outcome, *kinds: type[ShardError]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_descriptor_more(echo: EchoServer) -> Iterator[None]:
-    before = echo.descriptors()
+def no_descriptor_more(echo: EchoServer, hasty: EchoServer) -> Iterator[None]:
+    before = echo.descriptors(), hasty.descriptors()
     yield
-    wait_until(lambda: echo.descriptors() == before, "the end of the server's connections")
+    wait_until(lambda: (echo.descriptors(), hasty.descriptors()) == before, "the end of the servers' connections")
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
@@ -58,17 +59,21 @@ def test_a_connection_cut_at_any_byte_of_handshake_and_frame(
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name)
-def test_a_second_lane_cut_at_any_byte_of_its_handshake(proxy: Proxy, cut: Action, direction: str) -> None:
+def test_a_second_lane_cut_at_any_byte_of_its_handshake(hasty: EchoServer, cut: Action, direction: str) -> None:
+    """The server gives the first one up at its limits.handshake_s."""
     bulk = (b"bulk", [np.arange(400_000, dtype=np.uint32).view(np.uint8)])
-    with Caller(bulk_lanes=1) as caller:
+    with Proxy(hasty.where) as proxy, Caller(bulk_lanes=1) as caller:
+
+        def answers() -> list[Message]:
+            return sorted(caller.ask(f"tcp://{proxy.address}", HELLO_THERE, bulk).answers)
+
         for at in range(HANDSHAKE_BYTES[direction] + 1):
             proxy.plans.extend([Plan(), one_way(direction, Fault(cut, at))])
             outcome = caller.ask(f"tcp://{proxy.address}", HELLO_THERE, bulk)
             assert_named(outcome, *CUT_ERRORS)
             assert all(body == b"hello" for body, _ in outcome.answers)
             assert len(outcome.answers) <= 1
-        answers = caller.ask(f"tcp://{proxy.address}", HELLO_THERE, bulk).answers
-        assert sorted(answers) == [(b"bulk", [bytes(bulk[1][0])]), (b"hello", [])]
+        wait_until(lambda: answers() == [(b"bulk", [bytes(bulk[1][0])]), (b"hello", [])], "answers over both lanes")
 
 
 BLOCKS = [np.arange(3, dtype=np.uint8), (np.arange(300_000) % 251).astype(np.uint8)]
@@ -91,23 +96,24 @@ def test_a_frame_with_blocks_cut_beside_each_of_its_boundaries(proxy: Proxy, cal
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_a_handshake_that_stalls_at_any_byte_ends_at_both_sides(proxy: Proxy, caller: Caller, direction: str) -> None:
+def test_a_handshake_that_stalls_at_any_byte_ends_at_both_sides(hasty: EchoServer, caller: Caller, direction: str) -> None:
     """All at once: the connector gives up at its own time, the acceptor at limits.handshake_s."""
     offsets = range(HANDSHAKE_BYTES[direction])
-    proxy.plans.extend(one_way(direction, Fault(Action.STALL, at)) for at in offsets)
     outcomes: list[Outcome] = []
-    threads = [
-        threading.Thread(target=lambda: outcomes.append(caller.ask(f"tcp://{proxy.address}", HELLO_THERE, timeout_s=0.5)))
-        for _ in offsets
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == len(offsets)
-    for outcome in outcomes:
-        assert_named(outcome, UnreachableError)
-    assert caller.ask(f"tcp://{proxy.address}", HELLO_THERE).answers == [(b"hello", [])]
+    with Proxy(hasty.where) as proxy:
+        proxy.plans.extend(one_way(direction, Fault(Action.STALL, at)) for at in offsets)
+        threads = [
+            threading.Thread(target=lambda: outcomes.append(caller.ask(f"tcp://{proxy.address}", HELLO_THERE, timeout_s=0.5)))
+            for _ in offsets
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(outcomes) == len(offsets)
+        for outcome in outcomes:
+            assert_named(outcome, UnreachableError)
+        wait_until(lambda: caller.ask(f"tcp://{proxy.address}", HELLO_THERE).answers == [(b"hello", [])], "an answer")
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
@@ -126,9 +132,9 @@ def test_a_frame_that_stalls_goes_on_when_the_network_does(proxy: Proxy, caller:
 
 
 def test_a_server_that_is_not_there_is_unreachable_behind_a_proxy_too(caller: Caller) -> None:
-    with EchoServer() as gone:
-        where = gone.where
-    with Proxy(where) as proxy:
-        outcome = caller.ask(f"tcp://{proxy.address}", HELLO_THERE)
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))  # so that nobody else is there
+        with Proxy(gone.getsockname()) as proxy:
+            outcome = caller.ask(f"tcp://{proxy.address}", HELLO_THERE)
     assert_named(outcome, UnreachableError)
     assert not isinstance(outcome.error, RemoteProtocolError)

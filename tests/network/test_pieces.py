@@ -82,8 +82,8 @@ def test_bytes_split_and_joined_at_random_are_the_same_messages(echo: EchoServer
 
 @pytest.mark.parametrize("lane", [0, 1])
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_a_handshake_with_one_wrong_bit_is_refused(echo: EchoServer, proxy: Proxy, direction: str, lane: int) -> None:
-    with Caller(bulk_lanes=lane) as caller:
+def test_a_handshake_with_one_wrong_bit_is_refused(hasty: EchoServer, direction: str, lane: int) -> None:
+    with Proxy(hasty.where) as proxy, Caller(bulk_lanes=lane) as caller:
         for at in range(HANDSHAKE_BYTES[direction]):
             for bit in range(8):
                 proxy.plans.extend([Plan()] * lane + [one_way(direction, Fault(Action.FLIP, at, bit=bit))])

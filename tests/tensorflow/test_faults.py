@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.local_job import free_ports
 from tests.program import ROOT
 from tests.tensorflow.tasks import PATIENCE_S, Job, TaskProcess, clusters
 
@@ -116,6 +115,8 @@ def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_other
 @pytest.mark.parametrize("plane", ["star", "sendrecv"])
 def test_the_end_of_a_session_frees_what_it_had_at_each_task(plane: str, job: Job) -> None:
     tasks = [job.tasks["ps", 0], job.tasks["ps", 1], job.worker()]
+    for task in tasks:  # nobody waits until all have heard of the end of the sessions before
+        wait_until(lambda task=task: task.do("held", "prpc")["stages of open sessions"] == 0, f"quiet at {task.name}")  # type: ignore[misc]
     before = [task.do("held", "prpc") for task in tasks]
     job.worker().do("in_plane", "prpc", plane=plane, fuse=False, which="open_session")
     wait_until(lambda: tasks[0].do("held", "prpc")["running"] > 0, "the wait at the ps")
@@ -167,10 +168,10 @@ with v1.Session(server.target) as session:
 def test_a_script_goes_on_from_its_checkpoint_when_a_task_was_killed_in_the_midst_of_a_step(victim: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    ps, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
+    cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
 
     def start(job: str) -> subprocess.Popen[bytes]:
-        place = {"cluster": {"ps": [ps], "worker": [worker]}, "task": {"type": job, "index": 0}}
+        place = {"cluster": cluster, "task": {"type": job, "index": 0}}
         process = subprocess.Popen(
             [sys.executable, "-m", "prpc_engine.tensorflow", str(script), str(tmp_path / "model")],
             stdin=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,7 @@ def single(_started_once: None) -> Iterator[dict[str, TaskProcess]]:
     """One ps and one worker, whose TensorFlow has one thread for ops."""
     pytest.importorskip("tensorflow")
     with contextlib.ExitStack() as closing:
-        plan = clusters(7, ps=1, worker=1)
+        plan = clusters(secrets.randbits(32), ps=1, worker=1)
         one_thread = {"TF_NUM_INTEROP_THREADS": "1"}
         yield {job: closing.enter_context(TaskProcess(plan, job, 0, one_thread)) for job in ("ps", "worker")}
 

@@ -122,6 +122,7 @@ def dead_segment() -> str:
     return ran.stdout.strip()
 
 
+@pytest.mark.alone  # a test beside it that collects garbage would take this
 def test_gc_removes_what_a_killed_process_left(dead_segment: str) -> None:
     path = Path("/dev/shm") / dead_segment.removeprefix("/")
     assert path.exists()

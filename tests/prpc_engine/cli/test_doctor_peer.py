@@ -143,7 +143,13 @@ def test_the_secret_may_come_from_a_file(service: RpcService, tmp_path: Path) ->
 
 def test_another_version_and_another_time_are_warnings(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "VERSION", "9.9.9")
-    monkeypatch.setattr(peer, "CLOCK_S_MAX", -1.0)
+    monkeypatch.setattr(peer, "CLOCK_S_MAX", -1000.0)
     report = {finding.fact: finding for finding in examine_peer(master.address, SECRET.encode())}
     assert report["its version"].verdict == report["its clock"].verdict == "warn"
     assert "this is prpc 9.9.9" in report["its version"].advice
+
+
+def test_an_answer_that_took_long_is_no_difference_of_the_clocks() -> None:
+    late, other = peer._clock(10.0, 10.0, 14.0), peer._clock(14.1, 10.0, 12.0)
+    assert (late.verdict, late.value) == ("ok", "2000.0 ms behind ours, give or take 2000.0 ms")
+    assert (other.verdict, other.value) == ("warn", "3100.0 ms ahead of ours, give or take 1000.0 ms")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,27 @@ def test_what_cannot_be_run_is_one_line(arguments: list[str]) -> None:
     )  # fmt: skip
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
+
+
+LAUNCHER = """
+import os, signal, sys, time
+from prpc_engine import local_job
+
+class Libc:
+    def prctl(self, *arguments):
+        launcher = os.getppid()
+        os.kill(launcher, signal.SIGKILL)
+        while os.getppid() == launcher:
+            time.sleep(0.001)
+        return real.prctl(*arguments)
+
+real, local_job._libc = local_job._libc, Libc()
+with local_job.Job() as job:
+    job.start("it", [sys.executable, "-c", "print('it runs')"], os.environ)
+"""
+
+
+def test_a_launcher_that_is_killed_while_it_starts_a_process_leaves_none() -> None:
+    command = [sys.executable, "-c", LAUNCHER]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")  # all who could write have ended

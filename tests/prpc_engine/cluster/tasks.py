@@ -9,6 +9,7 @@ serves that task, and does what the lines of its standard input say: a JSON list
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ CONTROL_PORT, DATA_PORT = 2222, 3333  # below what the kernel gives to others
 
 def fresh_host(seed: int) -> str:
     """A loopback address that nobody else uses: all of its ports are free."""
-    source = random.Random(seed)
+    source = random.Random(f"{seed} {os.getpid()}")  # tests that run at the same time may have been told one seed
     return f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
 
 

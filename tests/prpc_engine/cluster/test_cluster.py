@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from prpc_engine import Master, Server, ServerConfig, empty
-from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, TaskRestarted, TaskUnreachable
-from prpc_engine.errors import AuthenticationFailed, Cancelled, DeadlineExceeded
+from prpc_engine.cluster import Duplicate, Receipt, StepAborted, TaskLost, TaskRestarted, TaskUnreachable
+from prpc_engine.cluster.endpoint import Endpoint
+from prpc_engine.cluster.link import Errand, Link
+from prpc_engine.errors import AuthenticationFailed, Cancelled, Closed, DeadlineExceeded
+from prpc_engine.node import Node
+from prpc_engine.peer import Peer
 from tests.prpc_engine.cluster.tasks import TaskProcess, cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -112,6 +118,7 @@ def pair(host: str) -> Iterator[tuple[TaskProcess, Server]]:
 def test_a_killed_ps_ends_the_waits_of_its_receivers(pair: tuple[TaskProcess, Server]) -> None:
     ps, worker = pair
     waits = [worker.submit_recv(key, source=PS0, step=1, timeout_s=600.0) for key in "ab"]
+    wait_until(lambda: ps.do("statistics")["waiting"] == 2)
     ps.kill()
     for wait in waits:
         with pytest.raises(TaskLost, match=re.escape(f"of step 1 was asked of {PS0}")):
@@ -147,7 +154,7 @@ def test_a_step_does_not_go_on_with_a_ps_that_was_started_again(pair: tuple[Task
 def test_an_abort_ends_the_step_everywhere_and_no_other(pair: tuple[TaskProcess, Server]) -> None:
     ps, worker = pair
     wait, other = (worker.submit_recv("never", source=PS0, step=step) for step in (1, 2))
-    ps.begin("abort", step=1, error="the loss is NaN")
+    ps.begin("abort", step=1, error="the loss is NaN", timeout_s=PATIENCE_S)
     text = f"step 1 was aborted by {PS0}: the loss is NaN"
     with pytest.raises(StepAborted, match=text):
         wait.result(PATIENCE_S)
@@ -186,7 +193,8 @@ def test_what_waits_in_a_step_that_is_cleaned_up_ends_and_its_number_is_free(pai
 def test_a_tensor_that_nobody_took_in_time_is_there_for_the_next_one(pair: tuple[TaskProcess, Server]) -> None:
     ps, worker = pair
     with pytest.raises(DeadlineExceeded, match=f"'b' and 1 more of step 1 did not come from {PS0}"):
-        worker.recv_many(["b", "c"], source=PS0, step=1, timeout_s=0.05)
+        worker.recv_many(["b", "c"], source=PS0, step=1, timeout_s=2.0)  # time for the request to leave
+    wait_until(lambda: ps.do("statistics")["waiting"] == 0)
     wait = worker.submit_recv("c", source=PS0, step=1)
     wait_until(lambda: ps.do("statistics")["waiting"] == 1)
     assert wait.cancel()
@@ -241,12 +249,14 @@ def test_a_ps_that_does_not_come_up_is_named_after_the_connection_timeout(host: 
         worker.recv("first", source=PS0, step=0)
 
 
-def test_a_deadline_ends_a_wait_for_a_ps_that_is_not_up(host: str) -> None:
-    with (
-        Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker,
-        pytest.raises(DeadlineExceeded, match=rf"'first' of step 0 was not asked of {PS0} .*\(.*Connection refused\); start it"),
-    ):
-        worker.recv("first", source=PS0, step=0, timeout_s=0.2)
+def test_a_deadline_ends_a_wait_for_a_ps_that_is_not_up(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
+        worker.submit_recv("patient", source=PS0, step=0)
+        wait_until(lambda: "waiting for" in caplog.text, "the first attempt")
+        with pytest.raises(
+            DeadlineExceeded, match=rf"'first' of step 0 was not asked of {PS0} .*\(.*Connection refused\); start it"
+        ):
+            worker.recv("first", source=PS0, step=0, timeout_s=0.2)
 
 
 def test_a_task_with_another_secret_is_told_at_once(host: str) -> None:
@@ -265,6 +275,110 @@ def test_stopping_ends_what_waits_here_and_there(host: str) -> None:
         ps.send("first", np.zeros(1), to=WORKER0, step=0)
         worker.recv("first", source=PS0, step=0)
         here, there = ps.submit_recv("a", source=WORKER0, step=0), worker.submit_recv("b", source=PS0, step=0)
+        wait_until(lambda: ps.statistics().waiting == 1)
         ps.stop()
-        assert type(here.error(PATIENCE_S)).__name__ == "Closed"
+        assert isinstance(here.error(PATIENCE_S), Closed)
         assert isinstance(there.error(PATIENCE_S), TaskLost)
+
+
+def test_a_receive_that_begins_as_its_server_is_stopped_ends_with_closed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
+        receive = worker._collector.receive
+
+        def stop_first(*arguments: Any) -> Receipt:
+            worker.stop()
+            return receive(*arguments)
+
+        monkeypatch.setattr(worker._collector, "receive", stop_first)
+        assert isinstance(worker.submit_recv("a", source=PS0, step=0).error(PATIENCE_S), Closed)
+
+
+def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
+        receive = worker._collector.receive
+
+        def abort_first(*arguments: Any) -> Receipt:
+            assert worker.abort(0, "the loss is NaN") == (PS0,)  # it is not there, and does not know
+            return receive(*arguments)
+
+        monkeypatch.setattr(worker._collector, "receive", abort_first)
+        assert isinstance(worker.submit_recv("a", source=PS0, step=0).error(PATIENCE_S), StepAborted)
+
+
+def test_a_task_that_is_started_again_while_it_is_connected_to_is_not_taken_for_the_one_before(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, config, peer_at = cluster_at(host, ps=1, worker=1), ServerConfig(transports=["tcp"]), Node.peer_at
+    for name, value in rule_environment("offset", cluster, tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+    def start_again_first(node: Node, addresses: Sequence[str], timeout_s: float, what: str) -> Peer:
+        if what.startswith("data of"):
+            monkeypatch.setattr(Node, "peer_at", peer_at)
+            servers.pop().stop()
+            servers.append(Server(cluster, "ps", 0, config=config))
+        return peer_at(node, addresses, timeout_s, what)
+
+    servers = [Server(cluster, "ps", 0, config=config)]
+    monkeypatch.setattr(Node, "peer_at", start_again_first)
+    with Server(cluster, "worker", 0, config=config) as worker:
+        receipt = worker.submit_recv("a", source=PS0, step=0)
+        wait_until(lambda: worker.statistics().links[PS0].state == "up", "a connection to the second one")
+        servers[0].send("a", np.ones(1), to=WORKER0, step=0)
+        assert receipt.result(PATIENCE_S).tolist() == [1]
+    servers.pop().stop()
+
+
+def test_who_asks_a_server_that_still_starts_and_goes_away_again_takes_nothing_with_it(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_at(host, ps=1, worker=1)
+    serve = Endpoint.serve
+
+    def serve_and_lose(at: Endpoint) -> None:
+        serve(at)
+        monkeypatch.undo()
+        with TaskProcess(cluster, "worker", 0) as worker:
+            worker.begin("recv", key="weights", source=PS0, step=0)
+            wait_until(lambda: ps.statistics().waiting == 1)
+            worker.kill()
+        wait_until(lambda: ps.statistics().waiting == 0)
+
+    monkeypatch.setattr(Endpoint, "serve", serve_and_lose)
+    with Server(cluster, "ps", 0, start=False) as ps:
+        ps.start()
+
+
+def test_what_is_asked_of_a_task_as_it_is_lost_ends_with_task_lost(
+    pair: tuple[TaskProcess, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ps, worker = pair
+    link = worker._links[0]
+
+    def lose_first(errand: Errand, peer: Peer) -> None:
+        ps.kill()
+        wait_until(lambda: peer.lost, "the loss of the ps")
+        send(errand, peer)
+
+    wait_until(lambda: link._waiting is None, "the end of connecting")
+    send = link._send
+    monkeypatch.setattr(link, "_send", lose_first)
+    with pytest.raises(TaskLost, match=f"'late' of step 0 was asked of {PS0}"):
+        worker.recv("late", source=PS0, step=0, timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_link_is_up_before_its_first_answer_is_there(transport: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, config = cluster_at(host, ps=1, worker=1), ServerConfig(transports=[transport])
+    go_on, send = threading.Event(), Link._send
+
+    def send_and_rest(link: Link, errand: Errand, peer: Peer) -> None:
+        send(link, errand, peer)
+        assert go_on.wait(PATIENCE_S)
+
+    with Server(cluster, "ps", 0, config=config) as ps, Server(cluster, "worker", 0, config=config) as worker:
+        ps.send("weights", np.zeros(1), to=WORKER0, step=0)
+        monkeypatch.setattr(Link, "_send", send_and_rest)
+        worker.recv("weights", source=PS0, step=0)
+        assert worker.statistics().links[PS0].transport == transport
+        go_on.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,14 +61,16 @@ def test_a_task_that_was_started_with_a_changed_map_is_refused_and_the_change_is
         wait_until(lambda: f"hot reload refused: {file} has changed in line 1" in caplog.text)
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 0.2])
 def test_a_map_that_was_changed_is_refused_by_name_once(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    patience_s: float, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """However soon attempts are given up: after the first one, too."""
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
     for name, value in rule_environment("file", cluster, tmp_path).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("NETWORK_MAX_CONNECTION_TIMEOUT", "200")
     with Server(cluster, "worker", 0) as worker:
+        worker.settings = replace(worker.settings, connection_timeout_s=patience_s)
         file = tmp_path / ".endpoint_map"
         file.write_text(file.read_text().replace("3333", "3444"))
         for _ in range(2):

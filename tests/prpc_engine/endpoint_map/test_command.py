@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from prpc_engine.cluster_spec import parse_tf_config
 from prpc_engine.endpoint_map import EndpointMap, data_endpoints
 from tests.prpc_engine.cli.test_commands import prpc
 from tests.prpc_engine.endpoint_map.goldens import golden, golden_lines
+from tests.prpc_engine.processes import PATIENCE_S
 
 TF_CONFIG = json.dumps(
     {
@@ -130,7 +132,7 @@ def closed() -> Iterator[int]:
 
 def test_check_says_who_answers(here: Path, listening: int, closed: int) -> None:
     (here / ".endpoint_map").write_text(f"127.0.0.1:{listening}=localhost:{closed}\n")
-    ran = prpc("endpoint-map", "check", "--dir", str(here), "--timeout", "1")
+    ran = prpc("endpoint-map", "check", "--dir", str(here), "--timeout", "10")
     assert ran.returncode == cli.FAILED, ran.stderr
     control, data, summary = ran.stdout.splitlines()
     assert control == f"control 127.0.0.1:{listening}  answers at 127.0.0.1"
@@ -217,6 +219,7 @@ def test_a_host_that_swallows_everything_is_given_up() -> None:
             for each in filling:
                 each.setblocking(False)
                 each.connect_ex(place)
+            assert select.select([full], [], [], PATIENCE_S)[0], "one of them waits to be accepted"
             address = Address(*place)
             assert probe_all([address], 0.05, connect=True) == {address: Answer(False, "127.0.0.1: no answer in 0.05 s")}
         finally:
@@ -225,11 +228,18 @@ def test_a_host_that_swallows_everything_is_given_up() -> None:
 
 
 def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
+    asked, release = threading.Event(), threading.Event()
+
+    def hang(*args: object, **kinds: object) -> list[object]:
+        asked.set()
+        release.wait(PATIENCE_S)
+        return []
+
     monkeypatch.setattr(probe, "RESOLVE_S_MAX", 0.01)
-    monkeypatch.setattr(probe.socket, "getaddrinfo", lambda *args, **kinds: release.wait(30) and [])
+    monkeypatch.setattr(probe.socket, "getaddrinfo", hang)
     address = Address("a", 1)
     assert probe_all([address], 0.01, connect=True) == {address: Answer(False, "the resolver does not answer")}
+    assert asked.wait(PATIENCE_S)  # else it would ask the real one, once this test is over
     release.set()
 
 

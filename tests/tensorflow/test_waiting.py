@@ -1,0 +1,127 @@
+"""A part that may wait for another step is given up whenever that is said: before it has begun, too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    """TensorFlow, by its old face."""
+    return pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'").compat.v1
+
+
+def part_and_put(tf: Any, name: str) -> tuple[Any, Any]:
+    """What takes a number from a queue of that name, and what puts one there."""
+    from prpc_engine.tensorflow.rewrite import Part
+
+    parts = []
+    for waits in (True, False):
+        with tf.Graph().as_default() as graph:
+            line = tf.FIFOQueue(3, [tf.float32], [[]], shared_name=name)
+            op = line.dequeue() if waits else line.enqueue([2.5])
+        fetches, waiting = ([op.name], [op.op.name]) if waits else ([], [])
+        parts.append(Part(graph.as_graph_def(), {}, [], fetches, [] if waits else [op.name], waiting))
+    return parts[0], parts[1]
+
+
+@pytest.fixture(scope="module")
+def runtime(tf: Any) -> Any:
+    from prpc_engine.tensorflow.runtime import Runtime
+
+    made = Runtime(tf.ConfigProto())
+    made.load(part_and_put(tf, "first")[1], "session").run(())  # TensorFlow opens a file then, which it keeps
+    return made
+
+
+def test_a_run_that_was_given_up_before_it_began_takes_nothing(tf: Any, runtime: Any) -> None:
+    from prpc_engine.tensorflow.runtime import Waiting
+
+    part, put = part_and_put(tf, "before")
+    waiting, first, second = Waiting(runtime, part, "session"), object(), object()
+    runtime.load(put, "session").run(())
+    for owner in (first, second):
+        waiting.expect(owner)
+    waiting.give_up(first)
+    with pytest.raises(tf.errors.CancelledError, match="given up before it began"):
+        waiting.run((), first)
+    assert waiting.run((), second) == [2.5]
+
+
+@pytest.mark.parametrize("is_expected", [False, True])
+def test_when_all_are_given_up_those_to_come_are_too(is_expected: bool, tf: Any, runtime: Any) -> None:
+    from prpc_engine.tensorflow.runtime import Waiting
+
+    waiting, owner = Waiting(runtime, part_and_put(tf, f"all{is_expected}")[0], "session"), object()
+    if is_expected:
+        waiting.expect(owner)
+    waiting.give_up_all()
+    waiting.expect(owner)
+    with pytest.raises(tf.errors.CancelledError, match="given up before it began"):
+        waiting.run((), owner)
+
+
+def test_a_run_that_waits_ends_when_it_is_given_up(tf: Any, runtime: Any) -> None:
+    from prpc_engine.tensorflow.runtime import Waiting
+
+    part, put = part_and_put(tf, "within")
+    waiting, first, second = Waiting(runtime, part, "session"), object(), object()
+    ended: list[Exception] = []
+
+    def run() -> None:
+        try:
+            waiting.run((), first)
+        except tf.errors.OpError as error:
+            ended.append(error)
+
+    waiting.expect(first)
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: waiting._runs[first] is not None, "the run")
+    waiting.give_up(first)
+    thread.join(PATIENCE_S)
+    assert len(ended) == 1
+    runtime.load(put, "session").run(())
+    waiting.expect(second)
+    assert waiting.run((), second) == [2.5]
+
+
+class LatePool:
+    """Threads that take up what they are given when the test says so."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], object]] = []
+
+    def submit(self, function: Callable[..., object], *arguments: object) -> None:
+        self.work.append(partial(function, *arguments))
+
+    def go_on(self) -> None:
+        while self.work:
+            self.work.pop(0)()
+
+    def shutdown(self, wait: bool) -> None:
+        assert not self.work
+
+
+def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run(tf: Any, runtime: Any) -> None:
+    from prpc_engine.tensorflow.stages import Stages, pack_part
+
+    stages = Stages(runtime, lambda handles, is_all: None)
+    stages._threads.shutdown()
+    pool = stages._threads = LatePool()
+    registered = stages.register("session", pack_part(part_and_put(tf, "stage")[0]))
+    pool.go_on()
+    answer = stages.run(registered.result()[1], "session")
+    assert stages.statistics().running == 1
+    stages.close_session("session")
+    pool.go_on()
+    assert answer.result()[0] == tf.errors.CANCELLED
+    assert stages.statistics().running == 0
+    stages.close()
