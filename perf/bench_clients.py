@@ -186,6 +186,10 @@ class Clients:
         """One that a wait drives the reactor for."""
         return shard.Future(self._driver)
 
+    def in_reactor(self, callback: Callable[[], object]) -> None:
+        """Run it in the thread that drives the reactor."""
+        self._driver.reactor.call_soon(callback)
+
     def close(self) -> None:
         """Hang up."""
         closed = self.future()
@@ -312,8 +316,11 @@ def keep_busy(clients: Clients, may_begin: Callable[[int], bool]) -> Answers:
         if ended == begun:
             over.set_result(None)
 
-    for index in range(len(peers)):
-        begin(index)
+    def begin_all() -> None:
+        for index in range(len(peers)):
+            begin(index)
+
+    clients.in_reactor(begin_all)  # where answers are taken, too: of two threads that count, each would lose what the other adds
     over.result(WAIT_S_MAX)
     return Answers(*np.array(answers, dtype=np.int64).reshape(-1, 3).T)
 

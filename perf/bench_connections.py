@@ -48,7 +48,7 @@ NAME = "connections"
 SHARDS = (1, 2, 4)
 IDLE_CONNECTIONS_MIN = 100  # of fewer, what each costs is lost in what the allocator rounds to
 LOOK_S = 0.01
-WATCH_S_MIN = 0.2  # tests: there are answers in it however busy the machine is
+WATCH_S_MIN = 2.0  # tests: there are answers in it however busy the machine is
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def call_until_stopped(announce: Announce, address: str, count: int) -> None:
     with contextlib.closing(Clients(address)) as clients:
         clients.connect(count)
         announce(sum(submit(peer).result() == PAYLOAD for peer in clients.peers))
-        answers = keep_busy(clients, lambda begun: not stop.asked)
+        answers = keep_busy(clients, lambda begun: begun < count or not stop.asked)  # each calls once, however soon it is over
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who has the answers may end us
         announce((answers, [peer.connection.peer_incarnation for peer in clients.peers]))
         signal.pause()
@@ -131,13 +131,14 @@ def measure(place: Place, effort: Effort, shards: int, count: int) -> Sample:
     """The rate of all connections together, what single calls took, shares, and what an idle connection costs the shards."""
     with one_port(place, shards) as (address, group, dealer), contextlib.ExitStack() as exits:
         _warm_up(address, shards)
-        wait_until_none(dealer)
+        wait_until_sum(dealer, 0)
         servers = group.statistics().shards
         before_bytes = sum(resident_bytes(server.pid) for server in servers)
         shares = [len(range(index, count, shards)) for index in range(min(shards, count))]
         cores = _left_by([server.core for server in servers]) if place.cores else ()
         children = [exits.enter_context(Child(call_until_stopped, address, share, cores=cores)) for share in shares]
         answered = sum(child.receive() for child in children)
+        wait_until_sum(dealer, count)
         spread = dealer.connections()
         time.sleep(effort.warm_s)
         start_ns = time.perf_counter_ns()  # one clock for all processes
@@ -174,10 +175,10 @@ def _warm_up(address: str, shards: int) -> None:
                 submit(peer).result()
 
 
-def wait_until_none(dealer: shard.Dealer) -> None:
-    """Until the shards have seen that all clients hung up."""
+def wait_until_sum(dealer: shard.Dealer, count: int) -> None:
+    """Until the dealer knows of so many connections: it hears of those that ended later, and counts them once they are dealt."""
     deadline = time.monotonic() + WAIT_S_MAX
-    while any(dealer.connections()) and time.monotonic() < deadline:
+    while sum(dealer.connections()) != count and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.figures import print_figures, tell, told
 from tests.helpers import ManualClock
@@ -16,6 +18,13 @@ from tests.leaks import _started_once, nothing_is_left_behind
 from tests.loops import _uvloop_has_begun, loop
 from tests.network.tally import PROPERTY, Tally
 from tests.turns import turn
+
+# How long an example takes says nothing on a busy machine: faulthandler_timeout ends what hangs.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+# Who starts pytest in the background ignores Ctrl-C for it and for what it starts; tests send that to programs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["_started_once", "_uvloop_has_begun", "clock", "fifo", "loop", "nothing_is_left_behind", "seed", "tell"]
 

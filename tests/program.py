@@ -56,6 +56,7 @@ class Program:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self._said = b""  # and not read yet: kept here, where a look whether there is more sees it
 
     @property
     def pid(self) -> int:
@@ -67,12 +68,16 @@ class Program:
 
     def read_line(self) -> str:
         """What it writes next; fails when that takes too long, or when it has ended."""
-        ready, _, _ = select.select([self.stdout], [], [], self.patience_s)
-        line = self.stdout.readline() if ready else ""
-        if not line:
-            self.kill()
-            raise AssertionError(f"{self.process.args!r} said nothing; it ended with {self.process.returncode}")
-        return line.rstrip("\n")
+        deadline = time.monotonic() + self.patience_s
+        while b"\n" not in self._said:
+            ready, _, _ = select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self.stdout.fileno(), 65536) if ready else b""
+            if not data:
+                self.kill()
+                raise AssertionError(f"{self.process.args!r} said nothing; it ended with {self.process.returncode}")
+            self._said += data
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode()
 
     def kill(self) -> None:
         """kill -9, and wait for the end."""

@@ -80,7 +80,8 @@ def test_destroy_waits_for_the_run_in_progress(monitor: Monitor) -> None:
         monitor.destroy("work", timeout_s=0)
     with ThreadGroup(1) as group:
         destroyed = group.async_exec(monitor.destroy, "work")
-        assert not destroyed.wait(0)
+        wait_until(lambda: len(monitor._changed._waiters) == 1, "its wait")  # type: ignore[attr-defined]
+        assert not destroyed.done()
         gate.set()
         assert destroyed.result(PATIENCE_S) is True
         assert ended == ["work"]
