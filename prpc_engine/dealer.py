@@ -60,7 +60,7 @@ _CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
     (errors.DeadlineExceeded, ErrorCode.ETIMEOUT),
     (errors.NotSent, ErrorCode.ECONNECTION),
     (errors.MaybeExecuted, ErrorCode.ECONNECTION),
-    (errors.RpcError, ErrorCode.ELOGICERROR),
+    (BaseException, ErrorCode.ELOGICERROR),
 )
 
 

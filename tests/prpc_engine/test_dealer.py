@@ -12,7 +12,7 @@ import pytest
 
 from prpc_engine import Dealer, ErrorCode, Master, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
 from prpc_engine.dealer import Mailbox
-from shard import Future
+from shard import Future, ShmFull
 from tests.prpc_engine.processes import wait_until
 
 PATIENCE_S = 20.0
@@ -107,6 +107,8 @@ def test_what_goes_wrong_is_an_error_code_and_an_error(nodes: tuple[RpcService, 
         answering.recv_request(PATIENCE_S)
         dealer.send_request(RpcRequest(sid=99))
         assert dealer.recv_response(PATIENCE_S).error_code == ErrorCode.ENOSUCHSERVER
+        response.error = ShmFull("an error of the engine below")
+        assert response.error_code == ErrorCode.ELOGICERROR
         assert dealer.sync_rpc_call(RpcRequest(dest_rank=77)).error_code == ErrorCode.ENOSUCHSERVER
         dealer.send_request(RpcRequest())
         failed = RpcResponse(answering.recv_request(PATIENCE_S))
