@@ -41,13 +41,16 @@ class Deferred(Future, weakref=True):
             self.set_error(AnswerDropped("the handler returned a Deferred and dropped it without reply() or fail()"))
 
 
-def canceller(answer: Deferred) -> Callable[[BaseException], object]:
-    """What tells whoever holds it that its caller has given it up, and does not hold it."""
-    held = ref(answer)
+def canceller(answer: Future, cut: Callable[[BaseException], object]) -> Callable[[BaseException], object]:
+    """What ends a job by cut(error), and tells whoever holds its answer that nobody waits for it any more.
 
-    def give_up(error: BaseException) -> None:
+    It holds no Deferred itself: a handler may let go of its own, which is answered for then."""
+    held: Callable[[], Future | None] = ref(answer) if isinstance(answer, Deferred) else lambda: answer
+
+    def cancel(error: BaseException) -> None:
+        cut(error)
         there = held()
         if there is not None:
             there.cancel(error)
 
-    return give_up
+    return cancel

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -368,14 +369,13 @@ class Server:
         if done.finished:  # it never waited
             self._ended(job, done)
             return
-        # A Deferred is not held from here, so that it is answered for when its handler lets go of it.
-        job.cancel = done.cancel if type(done) is not Deferred else canceller(done)
         if job.timeout_ms:
             job.timer = job.peer.reactor.timers.call_at(job.deadline, lambda: self._late(job))
         if isinstance(done, Task):
+            job.cancel = done.cancel
             done.add_done_callback(lambda ended: self._ended(job, ended))
         else:  # any thread may complete it, and what follows is the reactor's
-            soon = job.peer.reactor.call_soon
+            job.cancel, soon = canceller(done, partial(self._cut, job)), job.peer.reactor.call_soon
             done.add_done_callback(lambda ended: soon(lambda: self._ended(job, ended)))
 
     def _late(self, job: Job) -> None:

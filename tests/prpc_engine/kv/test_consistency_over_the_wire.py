@@ -11,6 +11,8 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import TableServer, TableWorker, WorkersBehind, WorkerShare
+from prpc_engine.kv.pace import Pace
+from shard import Future
 from tests.prpc_engine.kv.workers import WorkerProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -127,6 +129,13 @@ def test_the_balance_names_the_worker_that_others_wait_for(job: tuple[TableWorke
 
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_said, said = Pace._has_said, list[int]()
+
+    def note(self: Pace, worker: int, answer: Future) -> None:
+        has_said(self, worker, answer)
+        said.append(worker)
+
+    monkeypatch.setattr(Pace, "_has_said", note)
     monkeypatch.setattr("prpc_engine.kv.pace.GRACE_S", 600.0)
     sync = {"name": "sync", "workers": 2, "reduce": "sum"}
     with ExitStack() as stack:
@@ -142,6 +151,7 @@ def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(transpo
         kv.push("w", np.ones(1, np.float32))
         assert other.answer() is None
         push = kv.submit_push("w", np.ones(1, np.float32))
+        wait_until(lambda: len(said) == 2, "the workers have said which processes they are")
         other.kill()
         push.result(30)
         assert kv.pull("w").tolist() == [3]
