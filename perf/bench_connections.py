@@ -176,9 +176,12 @@ def _warm_up(address: str, shards: int) -> None:
 
 
 def wait_until_sum(dealer: shard.Dealer, count: int) -> None:
-    """Until the dealer knows of so many connections: it hears of those that ended later, and counts them once they are dealt."""
+    """Until the dealer knows of so many connections: it hears of those that ended later, and counts them once they are dealt.
+    Raises TimeoutError."""
     deadline = time.monotonic() + WAIT_S_MAX
-    while sum(dealer.connections()) != count and time.monotonic() < deadline:
+    while (known := sum(dealer.connections())) != count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{known} connections are open after {WAIT_S_MAX} s, {count} are expected")
         time.sleep(LOOK_S)
 
 

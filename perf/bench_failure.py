@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -166,19 +167,16 @@ def measure_kills(place: Place, effort: Effort, transport: str) -> Sample:
         while len(took_ns) < effort.ops_min and time.monotonic() < give_up:
             name = f"{SERVICE}{len(took_ns)}"
             with place.serve(serve, master, transport, name) as (victim, _), service.create_client(name) as client:
-                ends_ns: list[int] = []
+                ends_ns: SimpleQueue[int] = SimpleQueue()
                 calls = [client.submit("hold") for _ in range(IN_FLIGHT)]
                 for call in calls:
-                    call.add_done_callback(lambda _, ends_ns=ends_ns: ends_ns.append(time.perf_counter_ns()))  # type: ignore[misc]
+                    call.add_done_callback(lambda _, put=ends_ns.put: put(time.perf_counter_ns()))  # type: ignore[misc]
                 client.call("echo", 0)  # what was sent before it has arrived
                 start_ns = time.perf_counter_ns()
                 os.kill(victim.pid, signal.SIGKILL)
                 ended += sum(_is_lost(call) for call in calls)
-                while (
-                    len(ends_ns) < len(calls) and time.monotonic() < give_up
-                ):  # who waits for a call may hear of its end before this does
-                    time.sleep(0)
-                took_ns.append(max(ends_ns) - start_ns)
+                # Who waits for a call may hear of its end before its callback has noted it.
+                took_ns.append(max(ends_ns.get(timeout=WAIT_S_MAX) for _ in calls) - start_ns)
     return _sample(took_ns).with_work(kills=len(took_ns), ended=ended)
 
 

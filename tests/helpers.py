@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from typing import Any
+
+from shard import Future
+
 
 class ManualClock:
     """A clock that stands still until it is told: call it where a clock is wanted, or pass `.now` on."""
@@ -18,3 +23,19 @@ class ManualClock:
             raise ValueError(f"time does not run backwards: advance({seconds})")
         self.now += seconds
         return self.now
+
+
+class ManualWaiter:
+    """In the place of a driver, for a thread that waits: it does something instead, and the time is over."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.meanwhile = meanwhile
+
+    def wait(self, future: Future, timeout_s: float | None) -> bool:
+        """Whether it is done."""
+        self.meanwhile()
+        return bool(future.finished)
+
+    def await_in(self, future: Future, loop: object) -> Generator[Any, None, None]:
+        """Threads wait here, no coroutines."""
+        raise AssertionError(f"{future} is awaited in {loop}, where a thread was to wait for it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from prpc_engine import Dealer, ErrorCode, Master, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
 from prpc_engine.dealer import Mailbox
 from shard import Future, ShmFull
+from tests.helpers import ManualWaiter
 from tests.prpc_engine.processes import wait_until
 
 PATIENCE_S = 20.0
@@ -188,22 +189,8 @@ def test_a_dealer_that_never_receives_is_told_to(nodes: tuple[RpcService, RpcSer
     server.close()
 
 
-class Waiter:
-    """Whose thread waits: it does something instead, and the time is over."""
-
-    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        self.meanwhile = meanwhile
-
-    def wait(self, future: Future, timeout_s: float | None) -> bool:
-        self.meanwhile()
-        return bool(future.finished)
-
-    def await_in(self, future: Future, loop: object) -> Generator[Any, None, None]:
-        raise NotImplementedError
-
-
 def test_who_receives_nothing_again_and_again_leaves_nothing_behind() -> None:
-    mailbox = Mailbox("it", Waiter())
+    mailbox = Mailbox("it", ManualWaiter())
     for _ in range(3):
         with pytest.raises(TimeoutError):
             mailbox.get(0.0)
@@ -211,7 +198,7 @@ def test_who_receives_nothing_again_and_again_leaves_nothing_behind() -> None:
 
 
 def test_a_wait_that_was_terminated_ends_although_others_go_on_at_once() -> None:
-    waiter = Waiter()
+    waiter = ManualWaiter()
     mailbox = Mailbox("it", waiter)
 
     def end_and_go_on() -> None:
@@ -224,7 +211,7 @@ def test_a_wait_that_was_terminated_ends_although_others_go_on_at_once() -> None
 
 
 def test_a_message_wakes_another_when_the_one_it_woke_does_not_take_it() -> None:
-    waiter = Waiter()
+    waiter = ManualWaiter()
     mailbox = Mailbox("it", waiter)
     another = Future()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from prpc_engine.halves import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.stream import Stream, stream_call
-from shard import Future
+from tests.helpers import ManualWaiter
 
 
 def taken(inbox: Inbox) -> list[Any]:
@@ -107,18 +106,8 @@ def test_a_window_counts_what_was_sent_and_not_what_was_tried() -> None:
     assert window.take() is None
 
 
-class Waiter:
-    """Whose thread waits: the time is over at once."""
-
-    def wait(self, future: Future, timeout_s: float | None) -> bool:
-        return False
-
-    def await_in(self, future: Future, loop: object) -> Generator[Any, None, None]:
-        raise NotImplementedError
-
-
 def test_who_gives_up_waiting_for_credit_again_and_again_leaves_nothing_behind() -> None:
-    stream = Stream(stream_call(Waiter()))
+    stream = Stream(stream_call(ManualWaiter()))
     for _ in range(3):
         with pytest.raises(TimeoutError):
             stream.send("item", timeout_s=0.0)

@@ -49,11 +49,11 @@ def watched(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
             os.close(fd)
 
 
-def wait_until(happened: Callable[[], object], what: str) -> None:
+def wait_until(happened: Callable[[], object], what: str = "it") -> None:
     """Poll for it."""
     deadline = time.monotonic() + PATIENCE_S
     while not happened():
-        assert time.monotonic() < deadline, f"never: {what}"
+        assert time.monotonic() < deadline, f"{what} did not come to pass"
         os.sched_yield()
 
 

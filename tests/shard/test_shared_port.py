@@ -16,6 +16,7 @@ from shard import Connection, Dealer, DealtPort, Node, Reactor, Slab, TcpListene
 from shard.handshake import Connector
 from shard.transport import shared_port
 from shard.transport.meeting import receive_exactly
+from tests.shard.processes import wait_until
 from tests.transport_contract import LIMITS, PATIENCE_S
 
 
@@ -93,13 +94,6 @@ def house() -> Iterator[House]:
     made = House()
     yield made
     made.close()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 @contextlib.contextmanager
