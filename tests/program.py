@@ -11,23 +11,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 30.0  # a test that waits longer has failed
+UNTIL_S = 120.0  # the same for what may take several processes their turns, or an import of TensorFlow, on a busy machine
 Self = TypeVar("Self", bound="Program")
+
+
+def wait_until(happened: Callable[[], object], what: str = "it") -> None:
+    """Poll until happened() is true; fail after UNTIL_S."""
+    deadline = time.monotonic() + UNTIL_S
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} did not come to pass"
+        time.sleep(0.002)
 
 
 def halt(pid: int) -> None:
     """SIGSTOP a process, and wait until each of its threads stands still: the signal's sender goes on before they do."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(_state(task) not in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()):
-        assert time.monotonic() < deadline, f"process {pid} did not stop"
-        os.sched_yield()
+    tasks = Path(f"/proc/{pid}/task")
+    wait_until(lambda: all(_state(task) in "TtZX" for task in tasks.iterdir()), f"the stop of process {pid}")
 
 
 def _state(task: Path) -> str:

@@ -10,24 +10,14 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tests.program import PATIENCE_S, ROOT, Program
+from tests.program import PATIENCE_S, ROOT, Program, wait_until
 
 if TYPE_CHECKING:
     from prpc_engine import RpcClient
 
 __all__ = ["PATIENCE_S", "ROOT", "ServerProcess", "serve", "wait_connected", "wait_until"]
-
-
-def wait_until(happened: Callable[[], Any], what: str = "it") -> None:
-    """Poll until happened() is true; fail after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline, f"{what} did not come to pass"
-        time.sleep(0.002)
 
 
 def wait_connected(client: RpcClient) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from shard import Driver
-from tests.shard.processes import wait_until
+from tests.program import wait_until
 
 
 @contextlib.contextmanager

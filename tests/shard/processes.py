@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import psutil
 
 from shard import PeerLostError, ShardGroup
+from tests.program import wait_until
 
 PATIENCE_S = 60.0  # a test that waits longer has failed
 
@@ -49,14 +50,6 @@ def watched(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
             os.close(fd)
 
 
-def wait_until(happened: Callable[[], object], what: str = "it") -> None:
-    """Poll for it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline, f"{what} did not come to pass"
-        os.sched_yield()
-
-
 def why_down(group: ShardGroup, index: int) -> str:
     """What is said of a shard that has died, or is about to, once the application knows how it ended."""
     said = [""]
@@ -68,7 +61,7 @@ def why_down(group: ShardGroup, index: int) -> str:
             said[0] = str(error)
         return "is gone" in said[0]
 
-    wait_until(is_told, f"shard {index} is down")
+    wait_until(is_told, f"the end of shard {index}")
     return said[0]
 
 

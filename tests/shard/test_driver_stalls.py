@@ -5,21 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from shard import Driver, Future
+from tests.program import wait_until
 from tests.shard.lead import held_lead
 
 PATIENCE_S = 20.0
-
-
-def wait_until(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def blocks(release: threading.Event) -> None:

@@ -22,8 +22,9 @@ from shard import BULK, CancelledError, LocalProtocolError, PeerLostError, Shard
 from shard.counters import CounterRow
 from shard.mesh import FUNCTIONS_MAX
 from tests.pasted import without_stalls
+from tests.program import wait_until
 from tests.shard import group_functions as functions
-from tests.shard.processes import PATIENCE_S, wait_until
+from tests.shard.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 

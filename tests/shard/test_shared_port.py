@@ -16,7 +16,7 @@ from shard import Connection, Dealer, DealtPort, Node, Reactor, Slab, TcpListene
 from shard.handshake import Connector
 from shard.transport import shared_port
 from shard.transport.meeting import receive_exactly
-from tests.shard.processes import wait_until
+from tests.program import wait_until
 from tests.transport_contract import LIMITS, PATIENCE_S
 
 

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from shard import ClosedError, PeerLostError, RestartPolicy, ShardError, ShardGroup, supervisor
-from tests.program import halt
+from tests.program import halt, wait_until
 from tests.shard import group_functions as functions
-from tests.shard.processes import PATIENCE_S, gone, kill, wait_until, watched, why_down
+from tests.shard.processes import PATIENCE_S, gone, kill, watched, why_down
 
 ROOT = Path(__file__).parents[2]
 AGAIN = RestartPolicy("on-failure", backoff_s=0.01)

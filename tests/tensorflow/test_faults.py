@@ -11,14 +11,12 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.program import ROOT
+from tests.program import ROOT, wait_until
 from tests.tensorflow.tasks import PATIENCE_S, Job, TaskProcess, clusters
 
 pytestmark = pytest.mark.skipif(
@@ -26,13 +24,6 @@ pytestmark = pytest.mark.skipif(
 )
 FLOATS = 1 << 24  # 64 MB
 NOTHING = {"stages of open sessions": 0, "running": 0, "waiting": 0, "leases": 0, "blocks": 0}
-
-
-def wait_until(happened: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline, f"{what} did not come to pass"
-        time.sleep(0.01)
 
 
 def started(ending: contextlib.ExitStack, places: dict[str, Any], *jobs: str, **env: str) -> list[TaskProcess]:

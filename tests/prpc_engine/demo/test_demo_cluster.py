@@ -8,12 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.program import wait_until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
@@ -31,13 +31,6 @@ def start(*options: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-
-
-def wait_until(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S} s"
-        os.sched_yield()
 
 
 def read_until(demo: subprocess.Popen[str], text: str) -> str:
