@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,7 @@ from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.crowd import BOUND_S, GO, crowd
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.pattern import mixed
-from tests.prpc_engine.workloads.servers import Works, serve_to_the_last
+from tests.prpc_engine.workloads.servers import SETTLE_TIMEOUT_S, Works, serve_to_the_last
 from tests.prpc_engine.workloads.sizes import KIB, scaled
 from tests.prpc_engine.workloads.tally import Tally, run_threads
 
@@ -45,13 +46,16 @@ class Counted(Works):
 
 
 def serve_counted(life: Life, master: str) -> int:
-    """One server until SIGTERM; how many callers it has then. life.done: it is registered."""
+    """One server until SIGTERM, and then until all callers have gone; how many stay. life.done: it is registered."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with RpcService(master, transports=["tcp"]) as service:
         served = Counted(service)
         service.create_server("crowded", served, server_id=0)
         life.done = 1
         signal.sigwait({signal.SIGTERM})
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S  # the last one's end is on its way here, as is the signal
+        while served.callers() and time.monotonic() < deadline:
+            time.sleep(0.01)
         return served.callers()
 
 
