@@ -94,7 +94,7 @@ class Driver:
         self._led = 0  # how often a waiting thread has led
         self._followers: deque[threading.Semaphore] = deque()
         self._guests: tuple[Guest, ...] = ()  # one for each loop that awaits
-        self._inviting = threading.Lock()
+        self._inviting = threading.RLock()  # a signal handler may close() inside
         self._call_to_duty = threading.Semaphore(0)
         self._pid = os.getpid()
         self.closing = False
@@ -237,9 +237,10 @@ class Driver:
 
     def _invite(self, loop: asyncio.AbstractEventLoop) -> Guest:
         """A guest for a loop that is new here; those of closed loops go."""
-        self._check_usable()
-        guest = Guest(self, loop)
+        self._check_usable()  # in a fork the lock may be held for ever
         with self._inviting:
+            self._check_usable()  # from here on close() finds the guest
+            guest = Guest(self, loop)
             self._guests = (guest, *(one for one in self._guests if not one.loop.is_closed()))
         return guest
 
@@ -335,7 +336,8 @@ class Driver:
             self._thread.join(CLOSE_TIMEOUT_S)
         while self._followers:
             self._pass_on()
-        guests, self._guests = self._guests, ()
+        with self._inviting:
+            guests, self._guests = self._guests, ()
         for guest in guests:
             guest.retire()
         if self._leader == threading.get_ident():

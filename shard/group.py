@@ -330,19 +330,20 @@ class ShardGroup:
             ]
 
     def wait_up(self, timeout_s: float) -> None:
-        """Wait until every shard is up, restarted ones too. Raises PeerLostError for one that stays down, TimeoutError."""
-        self._check_open()
+        """Wait until every shard is up, restarted ones too. Raises PeerLostError for one that stays down, TimeoutError,
+        and ClosedError, also when it is closed meanwhile."""
         deadline = time.monotonic() + timeout_s
 
         def decided() -> bool:
             lives = self._supervisor.lives
             gone = any(life.state is State.GONE and life.index in self._down for life in lives)  # and the reason is there
-            return gone or len(self._submits) == self.size
+            return self.closed or gone or len(self._submits) == self.size
 
         with self._changing:
             if not self._changing.wait_for(decided, max(0.0, deadline - time.monotonic())):
                 down = "; ".join(self._down.values()) or "they are starting"
                 raise TimeoutError(f"not all shards were up within {timeout_s} s: {down}")
+            self._check_open()
             if len(self._submits) != self.size:
                 raise PeerLostError("; ".join(self._down.values()))
 
@@ -380,9 +381,13 @@ class ShardGroup:
 
     def close(self) -> None:
         """Stop all shards; those that do not stop in time are killed. A second close, or one in a fork, does nothing."""
-        if self.closed or self._pid != os.getpid():
+        if self._pid != os.getpid():  # first: another thread may have held the lock when we were forked
             return
-        self.closed = True
+        with self._changing:  # two threads may come at once
+            if self.closed:
+                return
+            self.closed = True
+            self._changing.notify_all()
         deadline = time.monotonic() + self._drain_s
         submits, self._submits = list(self._submits.values()), {}
         empty = []

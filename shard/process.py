@@ -43,6 +43,7 @@ from shard.transport import Traffic
 APPLICATION = -1  # the lane to it, among those to shards
 COUNTERS_PERIOD_S = 0.1  # how old a row of the counters may be
 SIGNAL_DELAY_S_MIN = 1e-3  # a timer of 0 would never fire
+SIGNAL_AGAIN_S = 0.1  # a signal that comes just before a system call does not end it: Python hears of it by the next one
 FLUSH_TIMEOUT_S = 0.5  # at the end, for answers that wait for room in a full ring
 EXIT_FORCED = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG = 1
@@ -154,7 +155,9 @@ class Shard:
     def take_handovers(self) -> None:
         """Connect lanes that the application has handed over by now. What it asks for next may need them, and comes through the
         ring: faster than the socket is looked at, after a function that took long."""
-        self._lanes[APPLICATION].connection.notes.read()
+        notes = self._lanes[APPLICATION].connection.notes
+        while notes.read():  # to the last: each read ends behind the first note with descriptors, which may be another one
+            pass
 
     def _lane_lost(self, other: int, lane: Lane, error: ShardError) -> None:
         self._traffic_of_ended += lane.connection.traffic()
@@ -310,7 +313,7 @@ def _let_the_forkserver_end() -> None:
 def _on_terminate(shard: Shard, drain_s: float, number: int, frame: FrameType | None) -> None:
     """The first SIGTERM: drain, by a deadline that holds even if the handler under way never returns."""
     signal.signal(signal.SIGTERM, _force)
-    signal.setitimer(signal.ITIMER_REAL, max(drain_s, SIGNAL_DELAY_S_MIN))
+    signal.setitimer(signal.ITIMER_REAL, max(drain_s, SIGNAL_DELAY_S_MIN), SIGNAL_AGAIN_S)
     shard.reactor.call_soon(shard.drain)
     shard.reactor.wake()
 

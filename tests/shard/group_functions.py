@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shard import BULK, Future, ShardGroup, in_class, this_shard
+from shard import BULK, Future, ShardGroup, in_class, reactor, this_shard
 
 
 class OddError(Exception):
@@ -42,6 +43,11 @@ def note(what: Any) -> None:
 
 def notes() -> list[Any]:
     return noted
+
+
+def bear_late_bells() -> None:
+    """In a shard whose late wake-ups are counted: whoever is to ring may lack a core for long, and no bell is lost by that."""
+    reactor.LATE_BELL_S = 60.0
 
 
 def index() -> int:
@@ -318,7 +324,14 @@ def never_return(path: str) -> None:
             os.sched_yield()
         out.write("asked\n")
     while True:
-        signal.pause()
+        time.sleep(0.1)  # not pause(): a signal that comes just before that does not end it
+
+
+def never_return_and_miss_an_alarm(path: str) -> None:
+    """As if the first one had come just before a system call that lasts."""
+    force = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, lambda *_: signal.signal(signal.SIGALRM, force))
+    never_return(path)
 
 
 def hang_up_and_stop() -> None:

@@ -9,9 +9,11 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from shard import ClosedError, Driver, ShardError, ShardGroup, auto_shards, this_shard, usable_cores
+from shard import ClosedError, Driver, RestartPolicy, ShardError, ShardGroup, auto_shards, this_shard, usable_cores
+from tests.program import wait_until
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill
 
@@ -35,6 +37,21 @@ def test_a_group_works_alike_whatever_starts_its_shards(start_method: str, tmp_p
         group.submit_to(1, functions.note_the_end, str(tmp_path / "end")).result(PATIENCE_S)
     assert (tmp_path / "end").read_text() == "stopped"
     assert [each.exit_code for each in group.statistics().shards] == [0, 0]
+
+
+def test_a_busy_shard_finds_the_way_to_a_restarted_one_behind_other_descriptors(fifo: str) -> None:
+    with ShardGroup(2, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
+        busy = group.submit_to(0, functions.read_fifo, fifo)
+        with Path(fifo).open("w") as reading:  # opens when the shard reads it
+            found = group.slab.block_of(group.slab.empty(1000, np.uint8))
+            assert found is not None
+            group._lanes[0].connection._tell_segment(found[0].segment)  # as a thread whose message is not in the ring yet
+            kill(group, 1)
+            group.wait_up(PATIENCE_S)
+            asked = group.submit_to(0, functions.ask, 1, 4)
+            reading.write("go")
+        assert busy.result(PATIENCE_S) == "go"
+        assert asked.result(PATIENCE_S) == (0, 8)
 
 
 def test_auto_is_a_shard_for_each_physical_core_but_one() -> None:
@@ -61,6 +78,7 @@ def test_a_group_may_use_a_driver_that_is_there_and_leaves_it_open() -> None:
 @pytest.mark.parametrize("idle", ["spin", "adaptive", "park"])
 def test_shards_answer_however_they_idle(idle: str) -> None:
     with ShardGroup(1, idle=idle, start_method="forkserver", drain_s=PATIENCE_S) as group:
+        group.map(functions.bear_late_bells)
         assert group.submit_to(0, functions.double, 21).result(PATIENCE_S) == 42
         if idle != "spin":
             group.submit_to(0, functions.wait_for_a_park).result(PATIENCE_S)
@@ -203,6 +221,34 @@ def test_two_threads_may_close_it_at_once(group: ShardGroup) -> None:
     assert [each.exit_code for each in group.statistics().shards] == [0, 0]
 
 
+def test_of_two_threads_that_find_it_open_at_the_same_moment_one_closes_it(
+    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_are_in = threading.Barrier(2)
+    stop, stops, failures = group._supervisor.stop, list[float](), list[BaseException]()
+
+    class Meeting(int):
+        def __ne__(self, other: object) -> bool:
+            both_are_in.wait(PATIENCE_S)
+            return int.__ne__(self, other)
+
+    def close() -> None:
+        try:
+            group.close()
+        except BaseException as error:
+            failures.append(error)
+
+    monkeypatch.setattr(group._supervisor, "stop", lambda timeout_s: (stops.append(timeout_s), stop(timeout_s)))
+    with monkeypatch.context() as changed:
+        changed.setattr(group, "_pid", Meeting(os.getpid()))
+        threads = [threading.Thread(target=close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert (len(stops), failures) == (1, [])
+
+
 def test_a_thread_that_waits_for_a_result_is_told_of_the_close() -> None:
     group = ShardGroup(1, start_method="forkserver", drain_s=0.05)
     future = group.submit_to(0, functions.wait_for_ever, "task")
@@ -212,6 +258,25 @@ def test_a_thread_that_waits_for_a_result_is_told_of_the_close() -> None:
     group.close()
     waiting.join(PATIENCE_S)
     assert isinstance(errors[0], ShardError)
+
+
+def test_a_thread_that_waits_for_a_shard_to_come_back_is_told_of_the_close() -> None:
+    policy = RestartPolicy("on-failure", backoff_s=10 * PATIENCE_S, backoff_s_max=10 * PATIENCE_S)
+    with ShardGroup(1, start_method="forkserver", restart=policy) as group:
+        kill(group, 0)
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                group.wait_up(2 * PATIENCE_S)
+            except ShardError as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        wait_until(lambda: group.statistics().shards[0].state == "waiting" and group._changing._waiters)  # type: ignore[attr-defined]
+    waiting.join(PATIENCE_S)
+    assert [type(error) for error in errors] == [ClosedError]
 
 
 def test_a_group_closes_in_an_asyncio_loop() -> None:

@@ -313,6 +313,19 @@ def test_a_closed_driver_refuses_and_its_loop_forgets_its_descriptor(loop: async
     loop.run_until_complete(within(work()))
 
 
+def test_a_loop_that_is_new_at_the_very_moment_of_the_close_is_told_of_it(loop: asyncio.AbstractEventLoop) -> None:
+    driver = Driver(polling=False)
+    check = driver._check_usable
+
+    def check_and_close() -> None:
+        check()
+        in_thread(driver.close).join(PATIENCE_S)
+
+    driver._check_usable = check_and_close  # type: ignore[method-assign]
+    with pytest.raises(ClosedError):
+        loop.run_until_complete(within(value_of(Future(driver))))
+
+
 def test_an_await_in_a_fork_is_refused(driver: Driver) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.

@@ -339,9 +339,12 @@ def test_a_second_sigterm_ends_a_shard_whose_function_never_returns(fifo: str) -
             group.wait_up(PATIENCE_S)
 
 
-def test_the_end_of_its_time_to_drain_ends_a_shard_whose_function_never_returns(fifo: str) -> None:
+@pytest.mark.parametrize("function", [functions.never_return, functions.never_return_and_miss_an_alarm])
+def test_the_end_of_its_time_to_drain_ends_a_shard_whose_function_never_returns(
+    fifo: str, function: Callable[[str], None]
+) -> None:
     with ShardGroup(1, start_method="forkserver", drain_s=0.05) as group:
-        stuck = group.submit_to(0, functions.never_return, fifo)
+        stuck = group.submit_to(0, function, fifo)
         with Path(fifo).open() as said:
             assert said.readline() == "in\n"
             os.kill(pid_of(group, 0), signal.SIGTERM)
