@@ -46,6 +46,7 @@ FRAMES_MAX = 30
 CLOSE_TIMEOUT_S = 5.0
 
 _REACTOR = "shard.reactor"
+ENDED = "something that ended just now"  # the name of a stall that was over before anybody saw what it was in
 
 logger = logging.getLogger("shard")
 
@@ -155,7 +156,7 @@ class StallDetector:
         self._progress = progress or (lambda: reactor.turns + reactor.parks)
         self._handlers_only = handlers_only
         self._check = StallCheck(budget_s)
-        self._handler = "something"  # that the present stall was last seen in
+        self._handler = ENDED  # that the present stall was last seen in
 
     @property
     def stalls(self) -> int:
@@ -194,10 +195,13 @@ class StallDetector:
             return
         if finding.over:
             self._report(f"{self._name}: {self._handler} let the reactor go on after {finding.lasted_s:.2f} s")
+            self._handler = ENDED
             return
-        self._handler, stack = whereabouts(frame, self._engine)
-        if self._progress() != progress:
-            self._handler, stack = "something that ended just now", ""
+        handler, stack = whereabouts(frame, self._engine)
+        if self._progress() == progress:
+            self._handler = handler
+        else:  # the frame may be that of the next turn: what this one was seen in before, if it was, stays its name
+            stack = ""
         untold = f" ({finding.untold} other stalls went untold in the last minute)" if finding.untold else ""
         self._report(
             f"{self._name}: {self._handler} has held the reactor for {finding.lasted_s:.2f} s, {self._check.budget_s:g} s are "

@@ -320,6 +320,24 @@ def test_with_handlers_only_a_thread_between_handlers_is_left_alone(clock: Manua
     reactor.close()
 
 
+def test_a_stall_that_ends_while_it_is_told_again_keeps_the_name_it_was_told_by(clock: ManualClock) -> None:
+    reactor = Reactor(clock)
+    reports: list[str] = []
+    progress = iter([1, 1, 1, 1, 2, 2])  # at each of four looks, and again before one tells: the turn ends within the third
+    detector = StallDetector(reactor, threading.get_ident(), 0.02, "led", reports.append, progress=lambda: next(progress))
+
+    def busy_handler() -> None:
+        for _ in range(4):
+            detector.look(clock.advance(1.0))
+
+    reactor.call_soon(busy_handler)
+    reactor.poll(clock())
+    assert ["busy_handler" in text for text in reports] == [True] * 3
+    assert "let the reactor go on after" in reports[-1]
+    detector.close()
+    reactor.close()
+
+
 def test_an_infinite_budget_starts_no_thread(clock: ManualClock) -> None:
     reactor = Reactor(clock)
     detector = StallDetector(reactor, threading.get_ident(), math.inf)
