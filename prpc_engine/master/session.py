@@ -311,27 +311,37 @@ class MasterSession:
 
     def join(self, addresses: list[str], shard_of: int = -1, timeout_s: float = ASK_TIMEOUT_S) -> Future:
         """The future of this node's rank; shard_of is the rank of the node that a shard belongs to."""
-        joining = self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s)
 
-        def joined(done: Future) -> None:
-            if done.error() is None:
-                self._joined = Joined(addresses, shard_of, done.result(), self.node.servers)
+        def joined(rank: int) -> None:
+            self._joined = Joined(addresses, shard_of, rank, self.node.servers)
 
-        joining.add_done_callback(joined)
-        return joining
+        return self._when_noted(joined, self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s))
 
     def register_server(self, service: str, server_id: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
         """The future of [server id, target, rpc_id] of a server at this node. Should the session be replaced it is registered
         again; the node then answers to both targets."""
-        registering = self.submit("register_server", service, server_id, timeout_s=timeout_s)
 
-        def registered(done: Future) -> None:
-            if done.error() is None and self._joined is not None:
-                given, target, _ = done.result()
+        def registered(answer: list[int]) -> None:
+            if self._joined is not None:
+                given, target, _ = answer
                 self._joined.registered(service, given, target, next(self._numbers))
 
-        registering.add_done_callback(registered)
-        return registering
+        return self._when_noted(registered, self.submit("register_server", service, server_id, timeout_s=timeout_s))
+
+    def _when_noted(self, noted: Callable[[Any], object], asked: Future) -> Future:
+        """The future of the same answer once noted(answer) was called: whoever waits for `asked` itself may go on before that."""
+        ended = Future(self.node.waiter)
+
+        def end(done: Future) -> None:
+            try:
+                noted(done.result())
+            except Exception as error:
+                ended.set_error(error)
+            else:
+                ended.set_result(done.result())
+
+        asked.add_done_callback(end)
+        return ended
 
     def serve(self, target: int, server: Server) -> None:
         """The node answers for a server from now on; `target` is the one that register_server() gave."""
