@@ -25,6 +25,7 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.address import Address
+from prpc_engine.call import Call
 from prpc_engine.cluster.control import (
     CONTROL_TARGET,
     DATA_TARGET,
@@ -189,6 +190,9 @@ class Link:
         elif isinstance(error, errors.MaybeExecuted | errors.NotSent):
             error = self._lost(errand, error)
         elif isinstance(error, errors.DeadlineExceeded):
+            # The task counts from when the request came: what we ask next would find it waiting still, and taking, for nobody.
+            if isinstance(call, Call) and call.table is not None:
+                call.table.send_cancel(call.call_id)
             error = errors.DeadlineExceeded(
                 f"{errand.what} did not come from {self._text} in time: look whether that task sends it, and for this step and "
                 f"task, or allow a larger timeout_s ({error})"

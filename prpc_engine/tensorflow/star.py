@@ -316,6 +316,8 @@ class StarPlane:
         call = self._server.engine.ask(task, method, what, lambda _: arguments, self._left_s(), is_patient)
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
+        if self._ended is not None:  # close() may have looked before it was there
+            call.cancel(engine_errors.Cancelled(self._ended[1]))
         return call
 
     def _left_s(self) -> float:
@@ -332,7 +334,7 @@ class StarPlane:
         if self._ended is not None:
             return
         self._ended = kind, text
-        for task in self._met:
+        for task in list(self._met):  # another thread may be about to meet one more
             try:
                 self._server.engine.ask(task, stages.CLOSE, "the end of a session", lambda _: (self.scope,), CLOSE_TIMEOUT_S)
             except engine_errors.RpcError as error:

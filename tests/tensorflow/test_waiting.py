@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from prpc_engine.cluster_spec import Task
+from prpc_engine.errors import Cancelled
+from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -125,3 +129,29 @@ def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run
     assert answer.result()[0] == tf.errors.CANCELLED
     assert stages.statistics().running == 0
     stages.close()
+
+
+class ClosingEngine:
+    """Asks nobody. While it is asked to run something, another thread closes the session; while that tells the tasks, a third one
+    meets one more."""
+
+    plane: Any = None
+
+    def ask(self, task: str, method: str, *_: object) -> Future:
+        if method == "tf.run":
+            self.plane.close()
+        else:
+            self.plane._met.add("/job:ps/task:1")
+        return Future()
+
+
+def test_what_is_asked_while_the_session_is_closed_is_given_up_too(tf: Any) -> None:
+    from prpc_engine.tensorflow.star import StarPlane
+
+    engine = ClosingEngine()
+    server = SimpleNamespace(tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=engine)
+    engine.plane = plane = StarPlane(server, SimpleNamespace(_config=tf.ConfigProto()))  # type: ignore[arg-type]
+    plane._met.add("/job:ps/task:0")
+    call = plane.submit("/job:ps/task:0", "tf.run", "a stage", (), is_patient=False)
+    assert call.done()
+    assert isinstance(call.error(), Cancelled)

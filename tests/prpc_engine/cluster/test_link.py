@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prpc_engine import Server
+from prpc_engine import Deferred, Server
 from prpc_engine.cluster.link import Link
 from prpc_engine.cluster.receipt import Receipt
-from prpc_engine.errors import RpcError
+from prpc_engine.errors import DeadlineExceeded, RpcError
+from prpc_engine.server import Server as Methods
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -31,3 +32,26 @@ def test_a_request_that_comes_as_nobody_waits_any_more_begins_anew(seed: int, mo
         with Server(cluster, "ps", 0) as ps:
             ps.send("late", np.ones(3), to="/job:worker/task:0", step=0)
             assert late[0].result(PATIENCE_S).tolist() == [1, 1, 1]
+
+
+def test_who_is_asked_gives_up_at_the_askers_deadline_though_its_own_comes_later(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts from when the request came: a queue's item that it waits for would go to nobody."""
+    monkeypatch.setattr(Methods, "_late", lambda self, job: None)
+    held: list[Deferred] = []
+
+    def hold() -> Deferred:
+        held.append(Deferred())
+        return held[-1]
+
+    cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
+    with Server(cluster, "ps", 0, methods={"hold": hold}), Server(cluster, "worker", 0) as worker:
+
+        def waits_there_in_vain() -> bool:
+            with pytest.raises(DeadlineExceeded):
+                worker.ask("/job:ps/task:0", "hold", "nothing", lambda _: (), 0.3).result(PATIENCE_S)
+            return bool(held)
+
+        wait_until(waits_there_in_vain, "a request that gets there in time")
+        wait_until(held[0].done, "its end")
