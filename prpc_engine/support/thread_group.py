@@ -11,9 +11,9 @@ A function that waits for another one of its own group may wait for ever when al
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import traceback
-import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # the TimeoutError of Python 3.10 is another one
@@ -38,8 +38,9 @@ class AsyncReturn(Generic[R]):
         self._future = future
         self._name = name
         self._asked = False
-        alive = weakref.ref(self)
-        future.add_done_callback(lambda ended: None if alive() is not None else _log_error(ended, name))
+        # Its end and our own, in either order and in any threads: who counts the second one logs the error, so it is logged once.
+        ends = self._ends = itertools.count()
+        future.add_done_callback(lambda ended: _log_error(ended, name) if next(ends) else None)
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -59,7 +60,7 @@ class AsyncReturn(Generic[R]):
         return self._future.result()
 
     def __del__(self) -> None:
-        if not self._asked and self._future.done():
+        if not self._asked and next(self._ends):
             _log_error(self._future, self._name)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import Future
 
 import pytest
 
 from prpc_engine.errors import Backpressure, Closed, ConfigError
-from prpc_engine.support import ThreadGroup
+from prpc_engine.support import AsyncReturn, ThreadGroup
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -63,6 +64,18 @@ def test_an_error_nobody_asks_for_is_logged(caplog: pytest.LogCaptureFixture) ->
         assert caplog.text.count("and nobody asked for its result") == 2
 
 
+def test_an_error_that_is_dropped_before_all_have_heard_of_its_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    future: Future[int] = Future()
+    answer = AsyncReturn(future, "work")
+    tell = future._invoke_callbacks  # type: ignore[attr-defined]
+    future._invoke_callbacks = lambda: None  # type: ignore[attr-defined]
+    future.set_exception(KeyError("late"))
+    assert answer.wait(0)
+    del answer
+    tell()
+    assert caplog.text.count("work raised, and nobody asked for its result") == 1
+
+
 def test_join_waits_for_what_was_given_so_far_and_the_group_goes_on() -> None:
     gate = threading.Event()
     with ThreadGroup(2) as group:
@@ -86,9 +99,15 @@ def test_leaving_a_group_waits_for_all_of_it() -> None:
 
 
 def test_leaving_it_by_an_error_does_not_begin_what_waits() -> None:
-    gate = threading.Event()
+    began, gate = threading.Event(), threading.Event()
+
+    def run() -> bool:
+        began.set()
+        return gate.wait(PATIENCE_S)
+
     with pytest.raises(ZeroDivisionError), ThreadGroup(1) as group:
-        runs = group.async_exec(gate.wait, PATIENCE_S)
+        runs = group.async_exec(run)
+        assert began.wait(PATIENCE_S)  # until then it waits, too
         waits = group.async_exec(int)
         group_left = threading.Thread(target=lambda: (waits.wait(PATIENCE_S), gate.set()))
         group_left.start()
