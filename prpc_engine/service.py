@@ -47,7 +47,6 @@ from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.master.session import LEASE_S, MasterSession, check_lease, check_root
 from prpc_engine.master.watch import TreeEvent
-from prpc_engine.mender import CONNECT_TIMEOUT_S
 from prpc_engine.method import ENGINE
 from prpc_engine.node import Node, Values
 from prpc_engine.retry import RetryPolicy
@@ -61,6 +60,7 @@ from shard import STALL_BUDGET_S, Driver, Future, Limits, ShardGroup, auto_shard
 
 SHARDS_MAX = 64
 SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
+SHARDS_TIMEOUT_S = 60.0  # for all shards to import this package and to join, on a machine that is starting a whole job
 REFRESH_TIMEOUT_S = 2.0  # for a master that is there to say who serves now
 LINGER_S = 0.2  # at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps one
 
@@ -217,7 +217,7 @@ class RpcService:
             timing=self._timing,
             advertise=self._advertise,
         )
-        self._group.map(open_shard, settings, timeout_s=CONNECT_TIMEOUT_S)
+        self._group.map(open_shard, settings, timeout_s=SHARDS_TIMEOUT_S)
         self._servers.use_shards(self._group)
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
@@ -335,7 +335,10 @@ class RpcService:
         """Who serves now. Raises MasterUnreachable, at once where the master is known to be away: those known must do then."""
         if not self._session.connected:
             raise errors.MasterUnreachable(f"the master at {self._master} is away: servers of {name!r} cannot be looked up")
-        return self._lookup(name, 0, REFRESH_TIMEOUT_S)
+        try:
+            return self._lookup(name, 0, REFRESH_TIMEOUT_S)
+        except errors.DeadlineExceeded as error:  # that of the look: a call that waits for it was not sent, and goes on waiting
+            raise errors.MasterUnreachable(str(error)) from None
 
     def _servers_changed(self, event: TreeEvent) -> None:
         """A server of some service came or went. In the watch's own thread."""

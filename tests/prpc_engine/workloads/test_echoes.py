@@ -149,6 +149,22 @@ def serve_requests(life: Any, master: str, transport: str) -> int:
     return answered
 
 
+def test_a_call_without_any_server_outlives_a_master_that_is_too_slow_to_say_who_serves(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = RpcService._lookup
+    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)  # nobody looks but the call
+    with RpcService(master.address) as ours, RpcService(master.address) as theirs, theirs.create_client("late", 0) as client:
+
+        def be_late(self: RpcService, *args: Any) -> Any:
+            monkeypatch.setattr(RpcService, "_lookup", lookup)
+            ours.create_server("late", {"one": lambda: 1})
+            raise errors.DeadlineExceeded("the master did not answer in time")
+
+        monkeypatch.setattr(RpcService, "_lookup", be_late)
+        assert client.call("one", timeout_s=PATIENCE_S) == 1
+
+
 def test_a_server_that_is_registered_and_taken_back_a_hundred_times_answers_in_between(
     farm: Farm, master: Master, transport: str, tell: Tell
 ) -> None:
