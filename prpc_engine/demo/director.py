@@ -35,6 +35,8 @@ from shard import Future
 EVALUATE_EVERY_S = 0.5  # the live AUC costs the servers some 10 ms each time
 LOOK_EVERY_S = 0.05  # at processes that may have died
 AUC_TOLERANCE = 0.005  # asynchronous workers against the baseline
+DEATH_S = 5.0  # from the end of a process's connections to its own
+DIRECTOR_ITSELF = -1  # among the workers' numbers: training begins when it, too, has its tables
 
 
 class DemoError(RpcError):
@@ -95,13 +97,13 @@ class _Desk:
 
     def __init__(self, state: State, workers: int) -> None:
         self._state = state
-        self._missing = set(range(workers))
+        self._missing = {DIRECTOR_ITSELF, *range(workers)}
         self._all_ready = Future()
         self.finished_workers: dict[int, dict[str, Any]] = {}
         self.failures: dict[int, str] = {}
 
     async def ready(self, worker: int) -> bool:
-        """Answered once every worker is ready, or was lost."""
+        """Answered once everybody is ready, or was lost."""
         self.arrived(worker)
         await self._all_ready
         return True
@@ -195,6 +197,7 @@ class _Direction:
     def run(self) -> float:
         """Until every worker finished or was lost; the test AUC then."""
         self._kv = self._connect()
+        self._desk.arrived(DIRECTOR_ITSELF)
         next_evaluation = time.monotonic() + EVALUATE_EVERY_S
         while len(self._desk.finished_workers) + len(self._lost) < self._job.workers:
             self._service.serve_forever(timeout_s=LOOK_EVERY_S)
@@ -235,6 +238,7 @@ class _Direction:
         try:
             return evaluate(self._kv, self._test).auc
         except RpcError:
+            self.servers.wait_for_death(DEATH_S)
             self._look()  # a lost server is the better explanation
             raise
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 
 from prpc_engine.demo.cluster import Role
 from prpc_engine.errors import RpcError
@@ -60,6 +61,12 @@ class Servers:
     def dead(self) -> Role | None:
         """One that has ended and will not be replaced."""
         return next((role for role in self._roles if role.process.exitcode is not None), None)
+
+    def wait_for_death(self, timeout_s: float) -> None:
+        """Until one has ended, for `timeout_s` seconds at most: its connections are seen to end before it is."""
+        processes = {role.process.sentinel: role.process for role in self._roles}
+        for sentinel in wait(list(processes), timeout_s):
+            processes[sentinel].join(timeout_s)  # its sentinel is a pipe, which ends with its connections
 
     def replace_dead(self, examples: int, note: Callable[[str], None]) -> None:
         """Start another one for each that has ended. After a call of this with replicas dead() knows of nobody."""

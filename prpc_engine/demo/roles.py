@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ def run_worker(job: Job, index: int) -> None:
             director.call("ready", index, timeout_s=START_TIMEOUT_S)  # answered when all workers are
             _train(job, index, service, director, kv, flights)
         except RpcError as error:
-            director.call("failed", index, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            with contextlib.suppress(RpcError):  # it may be ending, too
+                director.call("failed", index, f"{type(error).__name__}: {str(error).splitlines()[0]}")
             raise SystemExit(1) from None  # the director says it better than a traceback
 
 

@@ -8,11 +8,20 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from prpc_engine import Master, RpcService
+from prpc_engine.demo import roles
+from prpc_engine.demo.cluster import Cluster
+from prpc_engine.demo.director import DIRECTOR_ITSELF, State, _Desk
+from prpc_engine.demo.recovery import Servers
+from prpc_engine.demo.roles import DIRECTOR, Job, run_worker
+from prpc_engine.demo.settings import Settings
+from prpc_engine.errors import NotSent
 from tests.program import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -140,6 +149,42 @@ def test_ctrl_c_ends_all_processes_and_leaves_nothing() -> None:
     assert demo.returncode == 130, output
     assert "Traceback" not in output
     assert_all_gone([*roles, *family])
+
+
+def test_training_begins_when_the_director_too_has_its_tables() -> None:
+    """So a server that is lost from then on is lost after so many examples, and not before training began."""
+    state = State()
+    desk = _Desk(state, 2)
+    for everybody_else in (0, 1):
+        desk.arrived(everybody_else)
+    assert state.phase != "training"
+    desk.arrived(DIRECTOR_ITSELF)
+    assert state.phase == "training"
+
+
+def test_a_server_whose_connections_have_ended_is_waited_for_until_it_has_ended() -> None:
+    with Cluster() as cluster:
+        role = cluster.start("server 0", time.sleep, 600.0)
+        servers = Servers(1, 0, lambda index: role, lambda: None)
+        servers.wait_for_death(0.0)
+        assert servers.dead() is None
+        role.process.kill()
+        servers.wait_for_death(PATIENCE_S)
+        assert servers.dead() is role
+
+
+def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Master(secret="demo") as master, RpcService(master.address, secret="demo") as director:
+
+        def lose_both(service: RpcService, job: Job, timeout_s: float) -> None:
+            director.close()
+            raise NotSent("the tables are gone")
+
+        director.create_server(DIRECTOR, {"failed": lambda index, reason: None})
+        monkeypatch.setattr(roles, "load_flights", lambda: None)
+        monkeypatch.setattr(roles, "connect_tables", lose_both)
+        with pytest.raises(SystemExit):
+            run_worker(Job(master.address, 1, 0, 1, False, "demo", Settings()), 0)
 
 
 def test_a_killed_demo_takes_its_processes_with_it() -> None:
