@@ -149,10 +149,10 @@ class Job:
             self._working.discard(key.fd)
             self._watched.unregister(key.fd)
             os.close(key.fd)
+            self._signal(process, signal.SIGKILL)  # what it left behind, while the number is still its own
             status = process.wait()
             comes_again = self._comes_again(place, status) and not code
             ended = Ended(place.name, status if status >= 0 else SIGNALLED - status, self._is_ending, comes_again)
-            self._signal(process, signal.SIGKILL)  # what it left behind
             self._ended.append(ended)
             if comes_again:
                 self._start_again(place, ended.code)

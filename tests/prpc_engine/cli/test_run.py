@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from prpc_engine.cli.local_cluster import run_cluster
 from prpc_engine.errors import ConfigError
-from prpc_engine.local_job import JobReport
+from prpc_engine.local_job import Job, JobReport
 from tests.prpc_engine.processes import ROOT
 
 TIMEOUT_S = 60.0
@@ -69,6 +70,20 @@ def test_one_that_fails_ends_all(tmp_path: Path) -> None:
     report, _ = run(tmp_path, "fail", ps=1, worker=2)
     assert report.code == 9
     assert str(report).startswith("worker 1 ended with 9; ended because of that: ")
+
+
+def test_what_a_process_left_behind_is_killed_while_its_number_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill, killed = os.killpg, []
+
+    def kill_its_own(group: int, number: int) -> None:
+        killed.append(os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT))  # raises once somebody has waited for it
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", kill_its_own)
+    with Job() as job:
+        job.start("it", [sys.executable, "-c", ""], os.environ)
+        assert job.run().code == 0
+    assert len(killed) == 1
 
 
 @pytest.mark.parametrize("tasks", [{"ps": 1, "worker": 0}, {"worker": -1}, {"worker": 100000}, {"chief": 2}])
