@@ -303,14 +303,17 @@ class Postoffice:
         missing = list(nodes)
         while missing:
             seen = self._changes
-            self.client.refresh()
             try:
+                self.client.refresh()
                 while missing and missing[0] in self.client.server_ids:
                     left_s = min(CONNECT_TIMEOUT_S, max(CONNECT_PAUSE_S, deadline - time.monotonic()))
                     self.client.call_to(missing[0], "hello", timeout_s=left_s)
                     del missing[0]
+            except errors.MasterUnreachable:
+                raise
             except (errors.NotSent, errors.MaybeExecuted, errors.UnknownService, errors.DeadlineExceeded):
-                # It is just coming up, or has died and the master does not know yet, or stands still for longer than one attempt.
+                # It is just coming up, or has died and the master does not know yet; or it, or the scheduler, stands still for
+                # longer than one attempt.
                 time.sleep(CONNECT_PAUSE_S)
                 seen -= 1
             if missing and not self._wait_for_change(seen, deadline):

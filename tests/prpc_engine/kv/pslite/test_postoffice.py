@@ -29,19 +29,20 @@ def scheduler() -> Iterator[Postoffice]:
             postoffice.close()
 
 
-def test_a_node_that_stands_still_for_longer_than_one_attempt_is_asked_again(
-    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked", ["call_to", "refresh"])  # the node itself; the scheduler, where it is
+def test_who_stands_still_for_longer_than_one_attempt_is_asked_again(
+    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     scheduler.add_customer(0)
-    call_to = RpcClient.call_to
+    ask = getattr(RpcClient, asked)
 
     def time_out_once(*_: Any, **__: Any) -> Any:
-        monkeypatch.setattr(RpcClient, "call_to", call_to)
+        monkeypatch.setattr(RpcClient, asked, ask)
         raise DeadlineExceeded("it stands still")
 
-    monkeypatch.setattr(RpcClient, "call_to", time_out_once)
+    monkeypatch.setattr(RpcClient, asked, time_out_once)
     scheduler.connect((ids.SCHEDULER,), PATIENCE_S)
-    assert RpcClient.call_to is call_to
+    assert getattr(RpcClient, asked) is ask
 
 
 def test_a_customer_that_could_not_start_keeps_no_place(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,7 @@ def test_a_customer_that_could_not_start_keeps_no_place(scheduler: Postoffice, m
     with pytest.raises(DeadlineExceeded, match="the master is away"):
         scheduler.add_customer(0)
     monkeypatch.undo()
-    assert scheduler.add_customer(0, timeout_s=2.0) == ids.SCHEDULER
+    assert scheduler.add_customer(0, timeout_s=PATIENCE_S) == ids.SCHEDULER
 
 
 def test_customers_may_start_while_others_come_to_a_barrier(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
