@@ -31,11 +31,13 @@ from shard import ClosedError, Future, PeerLostError, RestartPolicy, ShardError,
 from tests.faults import group_load
 from tests.faults.group_load import DeathClock, Outcomes
 from tests.faults.zygote import Life
+from tests.program import wait_until
 
 SHARDS = 3  # one dies, one may be started again meanwhile, one looks on
 BURSTS = 3  # a phase
 CALLS = 4  # of each process to each other, in one burst
 WAIT_S = 30.0  # means that it hangs
+LOOK_S = 0.05  # between two looks whether a call has come to the wrong incarnation
 HANG_S = 120.0  # of one round; then the stacks of all threads are printed and the process ends
 TOKEN = 4711
 RESTART = RestartPolicy("on-failure", restarts_max=20, backoff_s=0.01, backoff_s_max=0.05)
@@ -74,7 +76,6 @@ class Application:
         self._watches: list[tuple[int, Future, Future]] = []  # of whom, by us; and by another shard
         self._told: dict[int, float] = {}
         slab.SEGMENT_BYTES_FIRST = group_load.SEGMENT_BYTES_FIRST
-        self._dead: set[int] = set()  # of those that were armed
         self.group = ShardGroup(SHARDS, pin=False, restart=RESTART if round_.restarts else NEVER, start_method="forkserver")
 
     # -- the phases ----------------------------------------------------------------------------------------------------
@@ -150,16 +151,32 @@ class Application:
         for victim, ours, theirs in self._watches:
             if victim not in died:
                 continue
-            error = ours.error(WAIT_S)
-            assert isinstance(error, PeerLostError), self._what(f"a call to shard {victim} ended with {error!r}")
             dead_at_s = self._clocks[victim].died_at_s()
-            self.ended.told_s.append(self._told[victim] - dead_at_s)
+            self._wait_for_end(victim, ours)
+            error = ours.error()
+            if error is not None:
+                assert isinstance(error, PeerLostError), self._what(f"a call to shard {victim} ended with {error!r}")
+                wait_until(lambda victim=victim: victim in self._told, "the callback of that call")  # type: ignore[misc]
+                self.ended.told_s.append(self._told[victim] - dead_at_s)
+            self._wait_for_end(victim, theirs)
             try:
-                name, told_at_s = theirs.result(WAIT_S)
+                name, told_at_s = theirs.result()
             except PeerLostError:
                 continue  # that shard was lost, too
-            assert name == "PeerLostError", self._what(f"a shard's call to shard {victim} ended with {name}")
-            self.ended.told_s.append(told_at_s - dead_at_s)
+            if name != "released":
+                assert name == "PeerLostError", self._what(f"a shard's call to shard {victim} ended with {name}")
+                self.ended.told_s.append(told_at_s - dead_at_s)
+
+    def _wait_for_end(self, victim: int, watch: Future) -> None:
+        """Of a watch() or hold() for a victim that is dead. Whoever lacked a core before it called may have come to the next
+        incarnation: release() ends that, and no call to the dead."""
+        deadline = time.monotonic() + WAIT_S
+        while not watch.done():
+            assert time.monotonic() < deadline, self._what(f"a call to shard {victim}, which is dead, hangs")
+            with contextlib.suppress(TimeoutError):
+                watch.error(LOOK_S)
+            with contextlib.suppress(PeerLostError):
+                self.group.submit_to(victim, group_load.release)
 
     def _be_whole(self, fds: list[int], died: list[int]) -> None:
         """Every lane between those who live works, and nothing of the dead is left with them."""
@@ -199,18 +216,16 @@ class Application:
         for shard in range(SHARDS):
             with contextlib.suppress(PeerLostError):
                 self.group.submit_to(shard, group_load.release).error(WAIT_S)
-        self._dead = {shard for shard in self._clocks if are_dead[shard](0.0)}
         if self.round.terminates:
-            for shard in self._clocks.keys() - self._dead:
+            for shard in [shard for shard in self._clocks if not are_dead[shard](0.0)]:
                 with contextlib.suppress(ProcessLookupError):  # it has just got there
                     os.kill(pids[shard], signal.SIGTERM)
                 assert are_dead[shard](WAIT_S), self._what(f"shard {shard} does not end by SIGTERM")
 
     def _count_deaths(self, are_dead: dict[int, Callable[[float], bool]]) -> None:
-        codes = {each.index: each.exit_code for each in self.group.statistics().shards}
         for shard, name, _ in self.round.arms:
             assert are_dead[shard](0.0), self._what(f"shard {shard} outlives close()")
-            if shard in self._dead or codes[shard] == -signal.SIGKILL:
+            if self._clocks[shard].has_struck():
                 self.ended.killed.append(name)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -328,9 +343,9 @@ def count_hits_of_a_shard(life: Life) -> dict[str, int]:
         pids = {each.index: each.pid for each in application.group.statistics().shards}
         before = application.group.submit_to(2, group_load.all_hits).result(WAIT_S)
         application._load()
+        doomed = application.group.submit_to(0, group_load.hold)  # before: later it might come to the next incarnation
         os.kill(pids[0], signal.SIGKILL)
-        with contextlib.suppress(PeerLostError):
-            application.group.submit_to(0, group_load.hold).error(WAIT_S)
+        assert isinstance(doomed.error(WAIT_S), PeerLostError)
         application._may_be_lost.add(0)
         application._wait_up()
         application._load()

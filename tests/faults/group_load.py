@@ -197,7 +197,7 @@ def all_hits() -> dict[str, int]:
 
 
 class DeathClock:
-    """Eight bytes that a victim shares with whoever wants to know when it died. Owned by the latter, which closes it."""
+    """Two words that a victim shares with whoever wants to know when and where it died. Owned by the latter, which closes it."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("death")
@@ -208,6 +208,10 @@ class DeathClock:
         """When it was last alive, by the monotonic clock."""
         return int.from_bytes(os.pread(self._fd, 8, 0), "little") / 1e9
 
+    def has_struck(self) -> bool:
+        """Whether it has come to where it is killed. Its exit code may be that of its next incarnation by now."""
+        return any(os.pread(self._fd, 8, 8))
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -217,9 +221,13 @@ def arm_to_die(name: str, nth: int, path: str) -> None:
     with Path(path).open("r+b", buffering=0) as file:
         words = memoryview(mmap.mmap(file.fileno(), mmap.PAGESIZE)).cast("Q")
     words[0] = time.monotonic_ns()
+    hits = 0
 
     def sign(passed: str) -> None:
+        nonlocal hits
         words[0] = time.monotonic_ns()
+        hits += passed == name
+        words[1] = hits == nth
         failpoints.passed(passed)
 
     for module in list(sys.modules.values()):
