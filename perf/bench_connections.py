@@ -48,7 +48,7 @@ NAME = "connections"
 SHARDS = (1, 2, 4)
 IDLE_CONNECTIONS_MIN = 100  # of fewer, what each costs is lost in what the allocator rounds to
 LOOK_S = 0.01
-WATCH_S_MIN = 2.0  # tests: there are answers in it however busy the machine is
+WATCH_S_MIN = 4.0  # tests: there are answers in it however busy the machine is
 
 
 @dataclass(frozen=True, slots=True)

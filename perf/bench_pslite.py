@@ -163,14 +163,21 @@ def serve(
     ps.finalize()
 
 
+def _held_port() -> socket.socket:
+    """Bound to a free port, and not listening: a scheduler, whose socket has SO_REUSEADDR, too, gets it, and nobody else does."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 def measure(place: Place, effort: Effort, case: Case, van: str) -> Sample:
     """One repeat, in the worker."""
     workers = 2 if isinstance(case, Barrier) else 1
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    job = port, workers, van
+    held = _held_port()
+    job = held.getsockname()[1], workers, van
     with (
+        held,
         place.serve_aside(serve, "scheduler", *job, False, False) as (scheduler, _),
         place.serve(serve, "server", *job, not isinstance(case, Barrier), isinstance(case, Batched)) as (server, _),
     ):

@@ -143,12 +143,12 @@ def run(case: Train, effort: Effort = FULL, progress: Callable[[str], None] | No
 @contextlib.contextmanager
 def _job(case: Train) -> Iterator[list[subprocess.Popen[bytes]]]:
     source = random.Random()
-    clusters = {}
+    ports, clusters = _free_ports(source), {}
     for protocol in PROTOCOLS:
         host = f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
         clusters[protocol] = {
-            "ps": [f"{host}:{_free_port(source)}" for _ in range(case.ps)],
-            "worker": [f"{host}:{_free_port(source)}" for _ in range(case.workers)],
+            "ps": [f"{host}:{next(ports)}" for _ in range(case.ps)],
+            "worker": [f"{host}:{next(ports)}" for _ in range(case.workers)],
         }
     tasks = [("ps", index) for index in range(case.ps)] + [("worker", index) for index in range(case.workers)]
     with contextlib.ExitStack() as ending:
@@ -167,12 +167,15 @@ def _job(case: Train) -> Iterator[list[subprocess.Popen[bytes]]]:
         yield processes[case.ps :]
 
 
-def _free_port(source: random.Random) -> int:
-    while True:
-        port = source.choice(PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("0.0.0.0", port))  # the stock server listens at all addresses
-            return port
+def _free_ports(source: random.Random) -> Iterator[int]:
+    """No two the same."""
+    for port in source.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))  # the stock server listens at all addresses
+            except OSError:
+                continue
+        yield port
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import multiprocess
 
 START_S_MAX = 30.0  # interpreter, numpy and a peer's library, on a core that others use too
+END_S_MAX = 30.0  # for one that has said all: libraries that it closes, on a core that others use too
 STOP_S_MAX = 3.0  # after SIGTERM; then SIGKILL
 STOP_LOOK_S = 0.2  # how often a child looks at its StopRequest: too seldom to be seen in any figure
 PR_SET_PDEATHSIG = 1
@@ -82,7 +83,7 @@ class Child:
             raise NotOffered(value)
         return value
 
-    def finish(self, timeout_s: float = STOP_S_MAX) -> None:
+    def finish(self, timeout_s: float = END_S_MAX) -> None:
         """Wait for the process to end by itself, having said all. Raises ChildFailed unless it does, with code 0."""
         self._process.join(timeout_s)
         if self._process.exitcode != 0:

@@ -18,7 +18,7 @@ from perf.harness import Place
 ASKED_WORD, ANSWERED_WORD = 0, 32  # 256 bytes apart: processors fetch lines in pairs
 FILE_BYTES = 4096
 ROUNDS, BATCH = 4_000, 200  # the fastest batch counts: the others were interrupted
-LOOKS_MAX = 1 << 24  # some second: then the other side is gone
+LOOKS_MAX = 1 << 28  # some 15 s: then the other side is gone
 
 
 def round_trip_ns(place: Place) -> float:
