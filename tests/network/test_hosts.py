@@ -23,7 +23,7 @@ from shard import Limits
 from tests.network.namespaces import Network, network_or_skip
 from tests.network.server import NAME, SECRET, Serving, checksum, pattern
 from tests.network.tally import TALLY
-from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
+from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_connected, wait_until
 
 pytestmark = [
     pytest.mark.root,
@@ -75,6 +75,7 @@ def world(network: Network, lease_s: float) -> Iterator[World]:
         service.create_client(NAME, 2, PATIENCE_S, retry=STEADY) as client,
     ):
         assert {client.call_to(host, "where") for host in (2, 3)} == {2, 3}
+        wait_connected(client)
         yield World(network, service, client)
     # Who still tries to connect gives up by itself, after CONNECT_TIMEOUT_S at the latest.
     wait_until(lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()), "the end of connectors")

@@ -59,6 +59,8 @@ def main():
         if flags.sync_replicas:
             optimizer = v1.train.SyncReplicasOptimizer(optimizer, len(workers), len(workers))
         train_step = optimizer.minimize(cross_entropy, global_step=global_step)
+        with tf.control_dependencies([train_step]):  # in step: who reads it before, and sees no end, takes the other's last token
+            step_after = global_step.read_value()
     with v1.device("/job:ps/task:0"):
         done = v1.FIFOQueue(len(workers), tf.int32, shared_name="done")
         is_done, one_done = done.enqueue(1), done.dequeue()
@@ -71,7 +73,7 @@ def main():
         step, turn = 0, 0
         while step < flags.train_steps:
             at = turn * BATCH % len(train_x)
-            _, step = session.run([train_step, global_step], {x: train_x[at : at + BATCH], labels: train_y[at : at + BATCH]})
+            step = session.run(step_after, {x: train_x[at : at + BATCH], labels: train_y[at : at + BATCH]})
             turn += 1
         print(f"worker {flags.task_index}: {turn} of {step} steps", flush=True)
         session.run(is_done)

@@ -324,35 +324,36 @@ def sync_replicas(task: Task, name: str, replicas: int, steps: int, resource: bo
     """SyncReplicasOptimizer; every worker runs this at the same time. The step that each one saw last."""
     is_chief = task.index == 0
     with task.graph(name), task.setter():
-        _, op, step, hook = _in_step(task, replicas, resource)
+        _, _, step_after, hook = _in_step(task, replicas, resource)
         missing = v1.report_uninitialized_variables(v1.global_variables())
         with task.session() as session:
             while not is_chief and len(session.run(missing)):  # the other session looks every 30 s
                 pass
         seen = 0
-        try:
-            with v1.train.MonitoredTrainingSession(
-                task.server.target, is_chief=is_chief, hooks=[hook], stop_grace_period_secs=1
-            ) as session:
-                while seen < steps:
-                    seen = session.run([op, step])[1]
-        except tf.errors.CancelledError:  # the other one was ready first, and the chief closed the queue of tokens
-            seen = max(seen, steps)
+        with v1.train.MonitoredTrainingSession(
+            task.server.target, is_chief=is_chief, hooks=[hook], stop_grace_period_secs=1
+        ) as session:
+            while seen < steps:
+                seen = session.run(step_after)
         return bool(seen >= steps)
 
 
 def _in_step(task: Task, replicas: int, resource: bool) -> Any:
+    """The variable, the step, the step as it is after one more turn, and a hook. Who reads the step within the turn, and does not
+    see its end, takes both tokens of the last step when it is the faster one: the other then waits for ever."""
     v = v1.get_variable("v", [2], initializer=v1.ones_initializer(), use_resource=resource)
     step = v1.train.get_or_create_global_step()
     optimizer = v1.train.SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.1), replicas, replicas)
     op = optimizer.minimize(tf.reduce_sum(tf.square(v)), global_step=step)
-    return v, op, step, optimizer.make_session_run_hook(task.index == 0, num_tokens=0)
+    with v1.device(step.device), tf.control_dependencies([op]):
+        step_after = step.read_value()
+    return v, step, step_after, optimizer.make_session_run_hook(task.index == 0, num_tokens=0)
 
 
 def after_sync_replicas(task: Task, name: str, replicas: int, resource: bool) -> Any:
     """What they came to: the variable is 0.8 to the power of the steps, as each step takes the mean of all workers' gradients."""
     with task.graph(name), task.setter():
-        v, _, step, _ = _in_step(task, replicas, resource)
+        v, step, _, _ = _in_step(task, replicas, resource)
         with task.session() as session:
             value, steps = session.run([v, step])
             return [value / 0.8**steps, bool(steps >= 4)]

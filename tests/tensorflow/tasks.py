@@ -14,6 +14,7 @@ import os
 import random
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from tests.program import Program
@@ -25,23 +26,22 @@ PORTS = range(20000, 32000)  # below what the kernel gives to others
 def clusters(seed: int, **jobs: int) -> dict[str, dict[str, list[str]]]:
     """A cluster of so many tasks of each job, for each protocol."""
     source = random.Random(seed)
-    found = {}
+    ports, found = _free_ports(source), {}
     for protocol in ("grpc", "prpc"):
         host = f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
-        found[protocol] = {job: [f"{host}:{_free_port(source)}" for _ in range(count)] for job, count in jobs.items()}
+        found[protocol] = {job: [f"{host}:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
     return found
 
 
-def _free_port(source: random.Random) -> int:
-    """One at which nobody listens at any address: the stock server listens at all."""
-    while True:
-        port = source.choice(PORTS)
+def _free_ports(source: random.Random) -> Iterator[int]:
+    """At which nobody listens at any address, as the stock server listens at all; no two the same."""
+    for port in source.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
             try:
                 probe.bind(("0.0.0.0", port))
             except OSError:
                 continue
-            return port
+        yield port
 
 
 class TaskProcess(Program):
