@@ -28,7 +28,7 @@ made = []
 @atexit.register
 def remove_what_was_made():
     for path in made:
-        path.unlink()
+        path.unlink(missing_ok=True)  # another job's sweep may have taken it: its pid is nobody's
 
 
 def make_in_shm(name):

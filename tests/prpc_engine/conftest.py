@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from prpc_engine import Master, mender
+from prpc_engine.master import session
 from tests.prpc_engine.processes import PATIENCE_S
 from tests.prpc_engine.workloads.farm import Farm
 
@@ -21,6 +22,12 @@ def master() -> Iterator[Master]:
 def patient_describe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed calls are repeated because a server says that they may be, however late it says so."""
     monkeypatch.setattr(mender, "DESCRIBE_TIMEOUT_S", PATIENCE_S)
+
+
+@pytest.fixture
+def patient_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks the master what it answers at once is answered, however late."""
+    monkeypatch.setattr(session, "ANSWER_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

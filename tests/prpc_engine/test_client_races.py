@@ -115,6 +115,7 @@ def test_a_server_that_came_while_the_master_was_too_slow_to_say_so_is_found_lat
 
 
 def test_a_client_that_is_closed_while_it_looks_who_serves_knows_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)  # it would have the client look once more, at any time
     client = world.calling.create_client("test")
     set_entries = Directory.set_entries
 

@@ -12,7 +12,7 @@ from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcSer
 from prpc_engine.master.client import MasterClient
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.usefixtures("patient_describe")
+pytestmark = pytest.mark.usefixtures("patient_describe", "patient_sessions")
 
 
 class Shop:
@@ -186,17 +186,19 @@ def test_a_client_hears_of_a_server_that_went_while_it_was_made(world: World, mo
     lookup = RpcService._lookup
     with world.client() as other:
 
-        def look_and_lose(self: RpcService, *args: Any) -> Any:
-            found = lookup(self, *args)
-            monkeypatch.setattr(RpcService, "_lookup", lookup)
-            world.services[0].close()
-            wait_until(lambda: other.server_ids == (1,), "the other client knows of one server")
+        def look_and_lose(self: RpcService, name: str, expected: int, timeout_s: float) -> Any:
+            found = lookup(self, name, expected, timeout_s)
+            if expected:  # else it is the other client that looks, once its watch has begun
+                monkeypatch.setattr(RpcService, "_lookup", lookup)
+                news = self._news
+                world.services[0].close()
+                wait_until(lambda: self._news is not news and other.server_ids == (1,), "the other client knows of one server")
             return found
 
         assert other.call("who") in ("one", "two")
         monkeypatch.setattr(RpcService, "_lookup", look_and_lose)
         with world.client() as client:
-            assert client.server_ids == (1,)
+            wait_until(lambda: client.server_ids == (1,), "the new client knows of one server")
 
 
 def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is_there(

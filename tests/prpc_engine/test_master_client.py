@@ -20,12 +20,19 @@ from prpc_engine.errors import (
     Rejected,
     VersionMismatch,
 )
+from prpc_engine.master import session as session_module
 from prpc_engine.master.client import CommInfo, MasterClient, RpcServiceInfo, ServerInfo, TreeEvent
 from prpc_engine.master.protocol import WATCH_TARGET
 from tests.ports import address_of, hold_port
 from tests.program import halt
 from tests.prpc_engine.master_processes import ClientProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _patience(patient_sessions: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a client is closed the master knows it, however late it hears it."""
+    monkeypatch.setattr(session_module, "CLOSE_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

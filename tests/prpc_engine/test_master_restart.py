@@ -21,6 +21,7 @@ from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 LEASE_S = 60.0  # no session of these tests may end by it
 
 
+@pytest.mark.usefixtures("patient_sessions")
 def test_everything_is_there_again_and_nothing_is_given_twice(tmp_path: Path) -> None:
     with MasterProcess(tmp_path) as first, MasterClient(first.address, lease_s=LEASE_S) as client:
         ids = [client.generate_id("a") for _ in range(3)]

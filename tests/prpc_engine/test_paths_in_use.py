@@ -106,6 +106,7 @@ with RpcService({master!r}) as service:
 """
 
 
+@pytest.mark.usefixtures("patient_describe")  # it is connected to again before the error is told
 def test_a_request_whose_segment_the_server_cannot_map_ends_by_name_and_the_next_one_works(master: Master) -> None:
     with (
         subprocess.Popen(

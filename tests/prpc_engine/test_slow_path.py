@@ -58,7 +58,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(mender, "CONNECT_TIMEOUT_S", PATIENCE_S)  # who connects to the hole is at it until that is closed
     with (
         Master() as master,
         RpcService(master.address, transports=["tcp"]) as serving,

@@ -42,7 +42,10 @@ BUDGET_S = 0.5  # far above what keeps a quick handler from its end on a busy ma
 def test_the_handler_that_blocks_is_named_and_nothing_else_is(
     method: str, timing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Master() as master, RpcService(master=master.address, stall_budget_s=BUDGET_S, timing=timing) as service:
+    with (
+        Master(stall_budget_s=math.inf) as master,
+        RpcService(master=master.address, stall_budget_s=BUDGET_S, timing=timing) as service,
+    ):
         handlers = Blocking()
         service.create_server("test", handlers)
         client = service.create_client("test", timeout_s=PATIENCE_S)

@@ -103,8 +103,10 @@ def test_the_busy_ratio_is_the_time_that_was_not_idle() -> None:
 # -- of living shards ----------------------------------------------------------------------------------------------------
 
 
-def test_shards_count_calls_failures_tasks_and_traffic() -> None:
+def test_shards_count_calls_failures_tasks_and_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shard.reactor.LATE_BELL_S", PATIENCE_S)  # as functions.bear_late_bells()
     with ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S) as group:
+        group.map(functions.bear_late_bells)
         for number in range(5):
             group.submit_to(1, functions.double, number).result(PATIENCE_S)
         group.submit_to(1, functions.double_async, 1).result(PATIENCE_S)

@@ -50,6 +50,7 @@ def test_a_handler_that_blocks_is_named_whoever_leads(leader: str, caplog: pytes
 
 def test_a_handler_that_waits_by_turning_the_reactor_is_no_stall() -> None:
     driver = Driver(polling=False, stall_budget_s=3600.0)
+    driver._stalls.close()  # it looks when the handler says: after one of its own in between, the next, hours on, finds a stall
     done = Future(driver)
 
     def handler() -> None:

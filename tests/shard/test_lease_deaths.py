@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import select
 import signal
@@ -69,7 +70,8 @@ class Other:
         self.blocks: list[NDArray[np.uint8]] = []
         self.ends: list[Exception] = []
         self.accepted: list[Connection[Any]] = []
-        transport = ShmTransport(Node(secret=b"", incarnation=1, limits=DEFAULT_LIMITS), self.slab)
+        limits = dataclasses.replace(DEFAULT_LIMITS, handshake_s=PATIENCE_S)  # either side may lack a core in the middle of it
+        transport = ShmTransport(Node(secret=b"", incarnation=1, limits=limits), self.slab)
         self.listener = transport.listen("shm://", self.reactor, self._accept)
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, self.listener.address],

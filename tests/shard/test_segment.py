@@ -30,9 +30,11 @@ def names() -> set[str]:
 def no_name_stays(before: set[str]) -> bool:
     """Whether there are no more than before. What others make there is gone soon: the semaphore of a queue, say."""
     deadline = time.monotonic() + PATIENCE_S
-    while names() - before and time.monotonic() < deadline:
+    while names() - before:
+        if time.monotonic() > deadline:
+            return False
         os.sched_yield()
-    return not names() - before
+    return True
 
 
 class Maker:

@@ -47,7 +47,7 @@ def write(master: str, rank: str) -> None:
     from prpc_engine import RpcService
     from prpc_engine.accumulator import Accumulator, AccumulatorClient, Max, Min, Sum
 
-    with RpcService(master=master) as service, AccumulatorClient(service, timeout_s=PATIENCE_S):
+    with RpcService(master=master) as service, AccumulatorClient(service, timeout_s=PATIENCE_S) as client:
         total, largest, smallest = (
             Accumulator(name, law, FLUSH_COUNT) for name, law in (("sum", Sum), ("max", Max), ("min", Min))
         )
@@ -56,6 +56,7 @@ def write(master: str, rank: str) -> None:
             total.write(value)
             largest.write(value)
             smallest.write(value)
+        assert client.close(PATIENCE_S) == 0  # however late the server takes them
 
 
 def write_and_leave(master: str) -> None:

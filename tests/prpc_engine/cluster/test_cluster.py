@@ -112,6 +112,7 @@ def pair(host: str) -> Iterator[tuple[TaskProcess, Server]]:
     with TaskProcess(cluster, "ps", 0) as ps, Server(cluster, "worker", 0) as worker:
         ps.do("send", key="first", value=1, to=WORKER0, step=0)
         assert worker.recv("first", source=PS0, step=0) == 1
+        wait_until(lambda: worker._links[0]._waiting is None, "the end of connecting: what is asked now leaves at once")
         yield ps, worker
 
 
@@ -193,7 +194,7 @@ def test_what_waits_in_a_step_that_is_cleaned_up_ends_and_its_number_is_free(pai
 def test_a_tensor_that_nobody_took_in_time_is_there_for_the_next_one(pair: tuple[TaskProcess, Server]) -> None:
     ps, worker = pair
     with pytest.raises(DeadlineExceeded, match=f"'b' and 1 more of step 1 did not come from {PS0}"):
-        worker.recv_many(["b", "c"], source=PS0, step=1, timeout_s=2.0)  # time for the request to leave
+        worker.recv_many(["b", "c"], source=PS0, step=1, timeout_s=0.2)
     wait_until(lambda: ps.do("statistics")["waiting"] == 0)
     wait = worker.submit_recv("c", source=PS0, step=1)
     wait_until(lambda: ps.do("statistics")["waiting"] == 1)
@@ -220,7 +221,7 @@ def test_who_asks_again_after_its_deadline_is_no_duplicate(pair: tuple[TaskProce
 def test_a_receive_waits_for_a_ps_that_is_not_up_and_says_so_once(host: str, caplog: pytest.LogCaptureFixture) -> None:
     cluster = cluster_at(host, ps=1, worker=1)
     with Server(cluster, "worker", 0) as worker:
-        wait = worker.submit_recv("first", source=PS0, step=0)
+        wait = worker.submit_recv("first", source=PS0, step=0, timeout_s=600.0)
         wait_until(lambda: "waiting for" in caplog.text)
         with TaskProcess(cluster, "ps", 0) as ps:
             ps.do("send", key="first", value=1, to=WORKER0, step=0)
@@ -360,7 +361,6 @@ def test_what_is_asked_of_a_task_as_it_is_lost_ends_with_task_lost(
         wait_until(lambda: peer.lost, "the loss of the ps")
         send(errand, peer)
 
-    wait_until(lambda: link._waiting is None, "the end of connecting")
     send = link._send
     monkeypatch.setattr(link, "_send", lose_first)
     with pytest.raises(TaskLost, match=f"'late' of step 0 was asked of {PS0}"):

@@ -209,7 +209,7 @@ def test_one_killed_shard_leaves_the_other_alone_and_gets_the_next_connection(ho
     ):
         waits = []
         for number, worker in enumerate((worker0, worker1)):
-            waits.append(worker.submit_recv("weights", source=PS0, step=0))
+            waits.append(worker.submit_recv("weights", source=PS0, step=0, timeout_s=600.0))
             wait_until(lambda count=number + 1: ps.statistics().waiting == count)  # type: ignore[misc]
         assert ps.statistics().shard_connections == (1, 1)
         os.kill(shards_of(ps)[0].pid, signal.SIGKILL)

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import ElasticServer, TableWorker
+from prpc_engine.kv import ElasticServer, TableWorker, tree
+from prpc_engine.kv.checkpoint import methods
 from prpc_engine.kv.placement import Placement
 from prpc_engine.kv.tree import PlacementNode
 from prpc_engine.service import SERVERS_PATH
 from tests.faults.zygote import Life
-from tests.prpc_engine.processes import wait_until
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.servers import cut_socket
 
 TABLE = "counts"
@@ -35,6 +37,7 @@ def serve_elastic(
     """One server until SIGTERM; cut_every_s: about so often one of the connections to it or from it is cut."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     chance = random.Random(os.getpid())
+    methods.HOLD_S_MAX = PATIENCE_S  # a busy machine may take longer from enter to cut
     with RpcService(master, lease_s=lease_s) as service, ElasticServer(service, **settings):
         life.done = 1
         while cut_every_s and not signal.sigtimedwait({signal.SIGTERM}, chance.uniform(0.0, 2 * cut_every_s)):
@@ -99,7 +102,8 @@ class Watcher:
 
 @contextmanager
 def elastic_world() -> Iterator[tuple[Master, Watcher]]:
-    with Master() as master, RpcService(master.address) as service:
+    with pytest.MonkeyPatch.context() as patched, Master() as master, RpcService(master.address) as service:
+        patched.setattr(tree, "ASK_TIMEOUT_S", PATIENCE_S)  # who watches does not ask again
         yield master, Watcher(service)
 
 

@@ -22,7 +22,7 @@ from prpc_engine.kv.local import LocalService
 from shard import ClosedError, Future, Limits
 from tests.faults.zygote import Life
 from tests.program import halt
-from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end, kill
 from tests.prpc_engine.workloads.servers import cut_socket
 
@@ -322,6 +322,7 @@ def test_what_is_lost_ends_with_the_service(farm: Farm, master: Master) -> None:
     with RpcService(master.address, transports=["tcp"], limits=soon) as service:
         worker = TableWorker(service)
         worker.create_sparse("counts", 1, ADD)
+        wait_connected(worker._client)  # type: ignore[arg-type]  # else the push may not be out yet when what is out is cut
         halt(server.pid)
         push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32))
         cut_all(service)

@@ -201,10 +201,10 @@ def test_cut_connections_take_nothing_back(farm: Farm, transport: str, seed: int
 
 
 def serve(life: Life, master: str) -> None:
-    """One server until SIGTERM; life.done: its id."""
+    """One server until SIGTERM; life.done: its id. One that the test stops keeps its lease, however long a push takes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with (
-        RpcService(master, transports=["tcp"]) as service,
+        RpcService(master, transports=["tcp"], lease_s=PATIENCE_S) as service,
         ElasticServer(service, partitions=1, replicas=1, servers=2) as server,
     ):
         life.done = server.server_id

@@ -82,6 +82,7 @@ def call_at_random(client: RpcClient, repeatable: Tally, once: Tally, calls: int
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_describe")
 def test_calls_end_right_or_with_a_named_error_while_servers_are_killed_at_random(
     farm: Farm, master: Master, transport: str, seed: int, tell: Tell
 ) -> None:

@@ -28,6 +28,7 @@ BOUND_S = 15.0  # a call that takes longer to hear of it hangs, however busy the
 Tell = Callable[[str], None]
 
 
+@pytest.mark.usefixtures("patient_describe")
 @pytest.mark.parametrize("kind", ["named server", "not to be repeated", "may be repeated"])
 def test_calls_in_flight_at_a_killed_server_end_at_once(
     farm: Farm, master: Master, transport: str, kind: str, tell: Tell

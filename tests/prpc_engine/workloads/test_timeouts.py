@@ -40,11 +40,14 @@ def serve_late(life: Life, master: str, transport: str) -> int:
                 return
             caller, number = request
             with guard:
-                late = held_back.pop(caller, None)
-                if number % LATE_EVERY == 0:
+                held = held_back.get(caller)
+                is_overtaken = held is not None and held.values[1] > number  # given up long ago: the caller waits for that one
+                late = None if is_overtaken else held_back.pop(caller, None)
+                holds = number % LATE_EVERY == 0 and not is_overtaken
+                if holds:
                     held_back[caller] = request
                     count += 1
-            for each in (late, request if number % LATE_EVERY else None):  # the late one first: it could be mistaken
+            for each in (late, None if holds else request):  # the late one first: it could be mistaken
                 if each is not None:
                     dealer.send_response(RpcResponse(each, *each))
 

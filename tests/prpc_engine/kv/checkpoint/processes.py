@@ -11,7 +11,8 @@ import sys
 
 from prpc_engine import RpcService
 from prpc_engine.kv import TableShard
-from tests.program import Program
+from prpc_engine.kv.checkpoint import methods
+from tests.program import PATIENCE_S, Program
 from tests.prpc_engine.kv.checkpoint.jobs import FailingFiles
 
 
@@ -24,6 +25,7 @@ class ServerProcess(Program):
 
 
 def main(master: str, killed_at: str) -> None:
+    methods.HOLD_S_MAX = PATIENCE_S  # a busy machine may take longer from enter to cut
     with RpcService(master=master) as service:
         service.create_server("kv", TableShard(None, FailingFiles(int(killed_at))))
         print("ready", flush=True)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import RpcError
-from prpc_engine.kv import Sgd, TableServer, TableShard, TableWorker, partition
+from prpc_engine.kv import Sgd, TableShard, TableWorker, partition
 from prpc_engine.kv.checkpoint import latest, methods, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
@@ -27,6 +27,14 @@ PATIENCE_S = 30.0
 DOWN = Sgd(1.0)  # each push of 1 lowers a value by exactly 1
 ONE = np.ones((1, 1), np.float32)
 SAVES, ROUNDS = 20, 20  # at least, so that the ones go on while there are the others
+
+
+class PatientShard(TableShard):
+    """In a shard's process: holds pushes for as long as a busy machine may take from enter to cut."""
+
+    def __init__(self) -> None:
+        methods.HOLD_S_MAX = PATIENCE_S
+        super().__init__()
 
 
 def counts_in(folder: Path, table: str) -> dict[int, int]:
@@ -52,7 +60,7 @@ def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged
         RpcService(master=master.address, shards=2) as sharded,
         RpcService(master=master.address) as service,
     ):
-        TableServer(sharded)
+        sharded.create_server("kv", PatientShard, sharded=True)
         worker = TableWorker(service, expected_servers=2, timeout_s=PATIENCE_S)
         worker.create_sparse("counts", 1, DOWN)
         worker.create_dense("large", (2000, 1000), DOWN)
@@ -140,8 +148,9 @@ def test_pushes_wait_from_enter_to_the_cut_and_then_run_in_order(tmp_path: Path)
 
 
 @pytest.fixture
-def worker(master: Master, request: pytest.FixtureRequest) -> Iterator[TableWorker]:
-    """Of one server in this process, whose files are those of the test's parameter."""
+def worker(master: Master, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorker]:
+    """Of one server in this process, as patient as those, whose files are those of the test's parameter."""
+    monkeypatch.setattr(methods, "HOLD_S_MAX", PATIENCE_S)
     with RpcService(master=master.address) as service:
         service.create_server("kv", TableShard(None, getattr(request, "param", None)))
         worker = TableWorker(service, timeout_s=PATIENCE_S)
