@@ -76,14 +76,15 @@ class MemoryConnection(Connection[Message]):
     def _write(self, item: Message) -> bool:
         if self.error is not None:
             return True  # as on any connection that ended: taken, and dropped
-        other = self._other
-        if self._weather.clogged or other is None or other.reactor is None or len(other._in_flight) >= IN_FLIGHT_MAX:
+        other = self._taker()
+        if other is None:
             return False
         other._in_flight.append(item)
         size = len(item[0]) + sum(block.nbytes for block in item[1])
         self._bytes_sent += size
         other._bytes_received += size
         weather, reactor = self._weather, other.reactor
+        assert reactor is not None
         if weather.delay_s_max:
             now = reactor.clock()
             other._earliest = max(other._earliest, now + weather.random.uniform(0.0, weather.delay_s_max))
@@ -91,6 +92,21 @@ class MemoryConnection(Connection[Message]):
         else:
             reactor.call_soon(other._deliver)
         return True
+
+    def _taker(self) -> MemoryConnection | None:
+        """The other end, where it takes a message now."""
+        other = self._other
+        if self._weather.clogged or other is None or other.reactor is None or len(other._in_flight) >= IN_FLIGHT_MAX:
+            return None
+        return other
+
+    def drain(self) -> int:
+        count = super().drain()
+        # Room may come after a writer found none and before it let go of the lock: whoever made it could not write then, and
+        # nobody looks again by itself. Whoever has the lock now looks here after us.
+        while self._outbox and not self._writing.locked() and self._taker() is not None:
+            count += super().drain()
+        return count
 
     def _deliver(self) -> None:
         if self.error is not None or not self._in_flight:

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shard import DEFAULT_LIMITS, MemoryTransport, Node, PeerLostError, Reactor, Slab, Transport, Weather
-from shard.transport.memory import pair
+from shard.transport.memory import MemoryConnection, pair
 from tests.transport_contract import Side, TransportContract
 
 
@@ -93,6 +94,29 @@ def test_a_connection_that_is_closed_before_the_acceptor_has_it_is_never_accepte
     transport.connect(listener.address, 1.0).close()
     reactor.poll(time.monotonic())
     assert not accepted, "it would be kept for ever: its end has been told, to nobody"
+    reactor.close()
+
+
+def test_a_message_that_finds_no_room_just_before_there_is_some_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    reactor = Reactor(time.monotonic)
+    one, two = pair(DEFAULT_LIMITS, Slab())
+    one.attach(reactor)
+    side = Side(two)
+    write = MemoryConnection._write
+
+    def refuse_slowly(self: MemoryConnection, item: Any) -> bool:
+        written = write(self, item)
+        if not written and self._outbox and two.reactor is None:
+            two.attach(reactor)
+            reactor.poll(time.monotonic())  # as its own thread does, while the one that writes has no core
+        return written
+
+    monkeypatch.setattr(MemoryConnection, "_write", refuse_slowly)
+    one.send(b"just in time")
+    reactor.poll(time.monotonic())
+    assert side.bodies == [b"just in time"]
+    one.close()
+    reactor.poll(time.monotonic())
     reactor.close()
 
 
