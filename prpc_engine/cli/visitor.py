@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 from prpc_engine.config import check_environment, limits_from
@@ -15,7 +16,7 @@ from shard import Driver, Slab
 def visiting_node(name: str, transports: tuple[str, ...], secret: bytes) -> Iterator[Node]:
     """Closed at the end. `name`: of its thread. Raises ConfigError."""
     check_environment()
-    driver, slab = Driver(False, name), Slab()
+    driver, slab = Driver(False, name, math.inf), Slab()  # no stalls: nobody's handlers run here
     try:
         node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports, "127.0.0.1", 0)
         try:
