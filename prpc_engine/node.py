@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -88,7 +88,10 @@ class Node:
         tls: TlsSettings | None = None,
         values: Values | None = None,
         advertise: Address | None = None,
+        servers: Iterable[Server] = (),
+        on_peer_lost: Callable[[Peer], None] | None = None,
     ) -> None:
+        """`servers` are there for whoever connects at once; more may come."""
         check_exposure(host, secret)
         values = values or Values()
         if values.allow_pickle and not secret:
@@ -103,9 +106,9 @@ class Node:
         self.waiter = waiter
         self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
         self.slab = slab
-        self.servers: dict[int, Server] = {}
+        self.servers: dict[int, Server] = {server.target: server for server in servers}
         self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers, self.peers, slab)
-        self.on_peer_lost: Callable[[Peer], None] = _ignore
+        self.on_peer_lost = on_peer_lost or _ignore
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
         self._accepted: set[Peer] = set()
         self._left: set[Peer] = set()  # for a better path: no new calls, and closed when the last is answered

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prpc_engine import slab
+from prpc_engine import errors, slab
 from prpc_engine.address import Address
 from prpc_engine.allow import AllowList
 from prpc_engine.config import TlsSettings
@@ -94,9 +94,22 @@ async def serve_in_shard(name: str, factory: Callable[[], object], server_id: in
     here = _here()
     served = factory()
     Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
-    server_id, target, _ = await here.session.register_server(name, server_id)
-    here.session.serve(target, Server(name, server_id, target, served, bounds, here.settings.allow, here.settings.timing))
-    return server_id, target
+    given, refused = -1, errors.Rejected()
+    while True:
+        before = given
+        given, target = await here.session.prepare_server(name, server_id)
+        if given == before:
+            raise refused  # and not since another one has got that id
+        here.node.servers[target] = Server(name, given, target, served, bounds, here.settings.allow, here.settings.timing)
+        try:
+            await here.session.register_server(name, given, target)
+        except BaseException as error:
+            here.node.servers.pop(target, None)
+            if not isinstance(error, errors.Rejected):
+                raise
+            refused = error
+        else:
+            return given, target
 
 
 async def stop_serving_in_shard(targets: tuple[int, ...], drain_s: float) -> None:

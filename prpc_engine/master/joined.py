@@ -1,11 +1,11 @@
 """A node and its servers as the master knows them: what the keeper makes again over a new session.
 
-    target of a server   first    what register_server() gave: its name at this node for good
+    target of a server   first    what prepare_server() gave: its name at this node for good
                          now      another one from every new session on; the node answers to both
+                         next     while it is registered again: the node answers to it before the master tells anybody
 
     changed by           what                                     in which thread
     registered()         a server is known to the master          the reactor's
-    serve()              the node answers to it                   any
     take_back()          it is to be known no longer              any
     anew()               all are registered over a new session    the keeper's, while the others go on
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.master.registry import DEFAULT_API
 from prpc_engine.server import Server
 
 logger = logging.getLogger("prpc")
@@ -36,6 +37,7 @@ class _Registered:
     server_id: int
     target: int  # now
     number: int  # of the request to register it again
+    next: int = 0  # target
 
 
 class Joined:
@@ -53,47 +55,48 @@ class Joined:
         """The master knows that server now. `number`: of a request that nothing else is asked by."""
         self._servers[target] = _Registered(service, server_id, target, number)
 
-    def serve(self, first: int, server: Server) -> None:
-        """From now on the node answers to it."""
-        with self._guard:
-            known = self._servers.get(first)
-            self._served[first] = server
-            if known is not None:
-                self._served[known.target] = server
-
     def take_back(self, first: int) -> int:
         """It goes; its target now. The node goes on answering to the first one."""
         with self._guard:
             known = self._servers.pop(first, None)
             if known is None:
                 return first
-            if known.target != first:
-                self._served.pop(known.target, None)
-            return known.target
+            for target in {known.target, known.next} - {first, 0}:
+                self._served.pop(target, None)
+            return known.next or known.target  # a new session may have heard of the next one, and of no other
 
     def anew(self, ask: Ask) -> None:
         """Join and register again. Raises what `ask` raises; then once more, from the beginning."""
         self.rank = ask(0, "join", self.addresses, self.shard_of, self.rank)
         for first, one in list(self._servers.items()):
             try:
-                _, target, _ = ask(one.number, "register_server", one.service, one.server_id)
+                if not one.next:
+                    _, one.next = ask(0, "prepare_server", one.service, one.server_id)
+                if not self._answers_to_next(first, one):
+                    continue
+                ask(one.number, "register_server", one.service, one.server_id, DEFAULT_API, -1, one.next)
             except errors.RemoteError as error:
                 logger.error(
                     "server %d of %r could not be registered again: %s", one.server_id, one.service, error.remote_message
                 )
                 continue
-            if not self._moved(first, one, target):
-                ask(0, "deregister_server", target)
+            if not self._moved(first, one):
+                ask(0, "deregister_server", one.next)
 
-    def _moved(self, first: int, one: _Registered, target: int) -> bool:
-        """Whether that server, whose target is another one now, is still wanted."""
+    def _answers_to_next(self, first: int, one: _Registered) -> bool:
+        """Whether that server is still wanted; then the node answers to its next target, too."""
         with self._guard:
             if self._servers.get(first) is not one:
                 return False
-            before, one.target = one.target, target
-            server = self._served.get(before)
-            if server is not None:  # else serve() is still to come
-                self._served[target] = server
-            if before not in (first, target):  # so that a node which joins again and again answers to two, and not to ever more
+            self._served[one.next] = self._served[first]
+            return True
+
+    def _moved(self, first: int, one: _Registered) -> bool:
+        """Whether that server is still wanted; then its next target is the one that the master knows."""
+        with self._guard:
+            if self._servers.get(first) is not one:
+                return False
+            before, one.target, one.next = one.target, one.next, 0
+            if before != first:  # so that a node which joins again and again answers to two, and not to ever more
                 self._served.pop(before, None)
             return True

@@ -83,6 +83,8 @@ class Master:
         self._driver.prompt = True
         self._slab = Slab()
         try:
+            self._methods = MasterMethods(self._driver.reactor, registry, self._journal)
+            served = Server("master", 0, MASTER_TARGET, self._methods.served, allow=allow_from(None))
             self._node = Node(
                 self._driver.reactor,
                 self._driver,
@@ -93,13 +95,12 @@ class Master:
                 host,
                 port,
                 tls,
+                servers=(served,),
+                on_peer_lost=self._methods.peer_lost,
             )
-            self._methods = MasterMethods(self._driver.reactor, registry, self._journal)
         except BaseException:
             self._driver.close()
             raise
-        self._node.on_peer_lost = self._methods.peer_lost
-        self._node.servers[MASTER_TARGET] = Server("master", 0, MASTER_TARGET, self._methods.served, allow=allow_from(None))
         self._driver.take_over()
 
     def statistics(self) -> MasterStatistics:

@@ -49,6 +49,7 @@ VERBS = (
     "get_comm_info",
     "get_rpc_service_info",
     "join",
+    "prepare_server",
     "ranks",
     "register_node",
     "register_rpc_service",

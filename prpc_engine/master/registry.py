@@ -144,8 +144,24 @@ class Registry(Namespace):
         self.delete(full)
         return True
 
-    def register_server(self, session: int, service: str, server_id: int, api: str = DEFAULT_API, rank: int = -1) -> list[int]:
-        """[server id, target, rpc_id] for a server at this session's node, or at that rank's; -1 takes the smallest id free."""
+    def prepare_server(self, session: int, service: str, server_id: int) -> list[int]:
+        """[server id, target] that register_server() may be asked for next: its node answers to it before anybody hears of it."""
+        _, _, given = self._place(session, DEFAULT_API, service, server_id, -1)
+        return [given, self.count("#targets", self._first_target)]
+
+    def register_server(
+        self, session: int, service: str, server_id: int, api: str = DEFAULT_API, rank: int = -1, target: int = 0
+    ) -> list[int]:
+        """[server id, target, rpc_id] for a server at this session's node, or at that rank's; -1 takes the smallest id free.
+        `target`: what prepare_server() gave, or 0."""
+        member, full, server_id = self._place(session, api, service, server_id, rank)
+        rpc_id = self.register_rpc_service(session, api, service)
+        target = target or self.count("#targets", self._first_target)
+        self.put(f"{full}/{server_id}", encoded(Member(member.rank, member.addresses, target)), session)
+        return [server_id, target, rpc_id]
+
+    def _place(self, session: int, api: str, service: str, server_id: int, rank: int) -> tuple[Member, str, int]:
+        """Of one more server: its node, the path of its service, and its id. Raises RegistryError where there is none."""
         if rank < 0:
             member = self._member(session)
             if member is None:
@@ -162,10 +178,7 @@ class Registry(Namespace):
         elif str(server_id) in taken:
             other = msgspec.json.decode(self.tree.nodes[f"{full}/{server_id}"].value, type=Member)
             raise RegistryError(f"server {server_id} of {service!r} exists already, at rank {other.rank}")
-        rpc_id = self.register_rpc_service(session, api, service)
-        target = self.count("#targets", self._first_target)
-        self.put(f"{full}/{server_id}", encoded(Member(member.rank, member.addresses, target)), session)
-        return [server_id, target, rpc_id]
+        return member, full, server_id
 
     def deregister_server(self, session: int, target: int) -> bool:
         """Forget one server of this session; whether there was one."""

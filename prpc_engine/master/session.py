@@ -27,11 +27,11 @@ from prpc_engine import errors
 from prpc_engine.master.joined import Joined
 from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN, NAME_LENGTH_MAX
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
+from prpc_engine.master.registry import DEFAULT_API
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
-from prpc_engine.server import Server
 from shard import Future, Timer
 
 logger = logging.getLogger("prpc")
@@ -317,16 +317,19 @@ class MasterSession:
 
         return self._when_noted(joined, self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s))
 
-    def register_server(self, service: str, server_id: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
-        """The future of [server id, target, rpc_id] of a server at this node. Should the session be replaced it is registered
-        again; the node then answers to both targets."""
+    def prepare_server(self, service: str, server_id: int) -> Future:
+        """The future of [server id, target] for register_server(). The node is to answer to that target by then."""
+        return self.submit("prepare_server", service, server_id)
 
-        def registered(answer: list[int]) -> None:
+    def register_server(self, service: str, server_id: int, target: int) -> Future:
+        """The future of its end: others hear of that server, which prepare_server() gave a target. Should the session be replaced
+        it is registered again; the node then answers to two targets."""
+
+        def registered(_: object) -> None:
             if self._joined is not None:
-                given, target, _ = answer
-                self._joined.registered(service, given, target, next(self._numbers))
+                self._joined.registered(service, server_id, target, next(self._numbers))
 
-        return self._when_noted(registered, self.submit("register_server", service, server_id, timeout_s=timeout_s))
+        return self._when_noted(registered, self.submit("register_server", service, server_id, DEFAULT_API, -1, target))
 
     def _when_noted(self, noted: Callable[[Any], object], asked: Future) -> Future:
         """The future of the same answer once noted(answer) was called: whoever waits for `asked` itself may go on before that."""
@@ -343,13 +346,8 @@ class MasterSession:
         asked.add_done_callback(end)
         return ended
 
-    def serve(self, target: int, server: Server) -> None:
-        """The node answers for a server from now on; `target` is the one that register_server() gave."""
-        assert self._joined is not None, "who has not joined has no targets"
-        self._joined.serve(target, server)
-
     def deregister_server(self, target: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
-        """The future of whether the master knew it; `target` is the one that register_server() gave."""
+        """The future of whether the master knew it; `target` is the one that prepare_server() gave."""
         now = self._joined.take_back(target) if self._joined is not None else target
         return self.submit("deregister_server", now, timeout_s=timeout_s)
 

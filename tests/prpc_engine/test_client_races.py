@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from prpc_engine import HedgePolicy, Master, RpcService, directory, errors, idempotent, node
+from prpc_engine.about import ABOUT_TARGET
 from prpc_engine.directory import Directory
+from prpc_engine.master import master as master_module
+from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
@@ -41,6 +44,59 @@ def world(master: Master) -> Iterator[World]:
     made = World(master)
     yield made
     made.close()
+
+
+# -- what others hear of is there --------------------------------------------------------------------------------------
+
+
+def test_a_server_answers_as_soon_as_others_hear_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    register, answers = MasterSession.register_server, []
+
+    def slowly(session: MasterSession, *asked: Any) -> Any:
+        registered = register(session, *asked)
+        with world.calling.create_client("new", timeout_s=PATIENCE_S) as client:
+            answers.append(client.call_to(0, "who"))
+        return registered
+
+    monkeypatch.setattr(MasterSession, "register_server", slowly)
+    world.serving.create_server("new", {"who": lambda: "me"})
+    assert answers == ["me"]
+
+
+def test_who_connects_to_a_master_that_has_hardly_begun_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks: list[int] = []
+
+    def join(address: str) -> None:
+        with RpcService(address, timeout_s=PATIENCE_S) as service:
+            ranks.append(service.rank)
+
+    class SlowNode(Node):
+        def __init__(self, *settings: Any, **more: Any) -> None:
+            super().__init__(*settings, **more)
+            joining = threading.Thread(target=join, args=(self.address("tcp"),))
+            joining.start()
+            joining.join(PATIENCE_S)
+
+    monkeypatch.setattr(master_module, "Node", SlowNode)
+    Master().close()
+    assert ranks == [0]
+
+
+def test_of_two_nodes_that_are_offered_the_same_id_both_get_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, made = MasterSession.prepare_server, []
+
+    def late(session: MasterSession, *asked: Any) -> Any:
+        offered = prepare(session, *asked)
+        offered.result(PATIENCE_S)
+        monkeypatch.setattr(MasterSession, "prepare_server", prepare)
+        made.append(world.calling.create_server("new", {"who": lambda: "the faster one"}))
+        return offered
+
+    monkeypatch.setattr(MasterSession, "prepare_server", late)
+    made.append(world.serving.create_server("new", {"who": lambda: "the slower one"}))
+    assert [server.server_ids for server in made] == [(0,), (1,)]
+    with world.calling.create_client("new", 2, timeout_s=PATIENCE_S) as client:
+        assert [client.call_to(number, "who") for number in (0, 1)] == ["the faster one", "the slower one"]
 
 
 # -- who serves --------------------------------------------------------------------------------------------------------

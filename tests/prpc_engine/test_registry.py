@@ -57,6 +57,20 @@ def test_who_comes_back_gets_its_rank_again_if_nobody_has_it() -> None:
     assert registry.join(opened(registry), [], -1, 0) == 2
 
 
+def test_what_is_prepared_is_registered_and_no_target_is_given_twice() -> None:
+    registry, (a, b) = joined(2)
+    prepared = [registry.prepare_server(each, "echo", -1) for each in (a, b)]
+    assert [server_id for server_id, _ in prepared] == [0, 0], "nobody has it yet"
+    assert prepared[0][1] != prepared[1][1]
+    assert registry.servers(a, "echo") == []
+    assert registry.register_server(a, "echo", *prepared[0][:1], target=prepared[0][1])[:2] == prepared[0]
+    with pytest.raises(RegistryError, match="exists already"):
+        registry.register_server(b, "echo", 0, target=prepared[1][1])
+    with pytest.raises(RegistryError, match="exists already"):
+        registry.prepare_server(b, "echo", 0)
+    assert registry.prepare_server(b, "echo", -1)[0] == 1
+
+
 def test_joining_twice_gives_the_same_rank() -> None:
     registry, (a,) = joined(1)
     version = registry.version
