@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from prpc_engine import HedgePolicy, Master, RpcService, directory, errors, idempotent, node
-from prpc_engine.about import ABOUT_TARGET
 from prpc_engine.directory import Directory
 from prpc_engine.master import master as master_module
 from prpc_engine.master.session import MasterSession
