@@ -256,7 +256,7 @@ class RpcService:
                     as a server of its own, with server ids in order of the shards
         bounds      how many tasks run at a time, and how many calls and bytes wait for one to end
 
-        Raises ConfigError, and Rejected when the master refuses (a server id that is taken).
+        Raises ConfigError, NodeExists for a server id that is taken, and Rejected for what else the master refuses.
         """
         return self._servers.create(name, served, server_id, sharded, bounds)
 

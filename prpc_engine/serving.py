@@ -129,12 +129,8 @@ class Servers:
             served, bounds = queue.methods(), bounds or Bounds(tasks_max=QUEUE_REQUESTS_MAX)
         Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
         self._check_open()
-        given, refused = -1, errors.Rejected()
         while True:
-            before = given
             given, target = self.session.prepare_server(name, server_id).result()
-            if given == before:
-                raise refused  # and not since another one has got that id
             # Before the master tells clients of it: none of them is faster than this line.
             self.node.servers[target] = Server(name, given, target, served, bounds, self.allow, self.timing)
             self.driver.take_over()
@@ -142,9 +138,8 @@ class Servers:
                 self.session.register_server(name, given, target).result()
             except BaseException as error:
                 self.node.servers.pop(target, None)
-                if not isinstance(error, errors.Rejected):
+                if not isinstance(error, errors.NodeExists):  # another one has got that id meanwhile
                     raise
-                refused = error
             else:
                 return RpcServer(self, name, (given,), (target,), queue)
 

@@ -94,20 +94,15 @@ async def serve_in_shard(name: str, factory: Callable[[], object], server_id: in
     here = _here()
     served = factory()
     Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
-    given, refused = -1, errors.Rejected()
     while True:
-        before = given
         given, target = await here.session.prepare_server(name, server_id)
-        if given == before:
-            raise refused  # and not since another one has got that id
         here.node.servers[target] = Server(name, given, target, served, bounds, here.settings.allow, here.settings.timing)
         try:
             await here.session.register_server(name, given, target)
         except BaseException as error:
             here.node.servers.pop(target, None)
-            if not isinstance(error, errors.Rejected):
+            if not isinstance(error, errors.NodeExists):  # another one has got that id meanwhile
                 raise
-            refused = error
         else:
             return given, target
 

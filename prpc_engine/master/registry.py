@@ -22,6 +22,7 @@ from prpc_engine.master.namespace import (
     NAME_LENGTH_MAX,
     OWNED_MAX,
     Namespace,
+    NodeExists,
     RegistryError,
     component,
     encoded,
@@ -161,7 +162,7 @@ class Registry(Namespace):
         return [server_id, target, rpc_id]
 
     def _place(self, session: int, api: str, service: str, server_id: int, rank: int) -> tuple[Member, str, int]:
-        """Of one more server: its node, the path of its service, and its id. Raises RegistryError where there is none."""
+        """Of one more server: its node, the path of its service, and its id. Raises NodeExists (that id), RegistryError."""
         if rank < 0:
             member = self._member(session)
             if member is None:
@@ -177,7 +178,7 @@ class Registry(Namespace):
             server_id = next(free for free in itertools.count() if str(free) not in taken)
         elif str(server_id) in taken:
             other = msgspec.json.decode(self.tree.nodes[f"{full}/{server_id}"].value, type=Member)
-            raise RegistryError(f"server {server_id} of {service!r} exists already, at rank {other.rank}")
+            raise NodeExists(f"server {server_id} of {service!r} exists already, at rank {other.rank}")
         return member, full, server_id
 
     def deregister_server(self, session: int, target: int) -> bool:

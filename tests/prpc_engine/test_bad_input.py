@@ -234,7 +234,7 @@ def test_a_closed_client_says_so(world: World) -> None:
 
 
 def test_a_server_id_that_is_taken_is_refused_with_who_has_it(world: World) -> None:
-    with refused(errors.Rejected, "'test'", "server 0", "exists already, at rank 0"):
+    with refused(errors.NodeExists, "'test'", "server 0", "exists already, at rank 0"):
         world.service.create_server("test", Plain(), server_id=0)
 
 

@@ -81,21 +81,34 @@ def test_who_connects_to_a_master_that_has_hardly_begun_is_answered(monkeypatch:
     assert ranks == [0]
 
 
-def test_of_two_nodes_that_are_offered_the_same_id_both_get_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, made = MasterSession.prepare_server, []
+@pytest.mark.parametrize("stays", [True, False])
+def test_of_two_nodes_that_are_offered_the_same_id_both_get_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    """Also when the faster one has gone again, and the same id is offered once more."""
+    prepare, register, made = MasterSession.prepare_server, MasterSession.register_server, []
 
-    def late(session: MasterSession, *asked: Any) -> Any:
+    def be_late(session: MasterSession, *asked: Any) -> Any:
         offered = prepare(session, *asked)
         offered.result(PATIENCE_S)
         monkeypatch.setattr(MasterSession, "prepare_server", prepare)
         made.append(world.calling.create_server("new", {"who": lambda: "the faster one"}))
+        monkeypatch.setattr(MasterSession, "register_server", be_refused)
         return offered
 
-    monkeypatch.setattr(MasterSession, "prepare_server", late)
+    def be_refused(session: MasterSession, *asked: Any) -> Any:
+        registered = register(session, *asked)
+        assert isinstance(registered.error(PATIENCE_S), errors.NodeExists)
+        monkeypatch.setattr(MasterSession, "register_server", register)
+        if not stays:
+            made.pop().close()
+        return registered
+
+    monkeypatch.setattr(MasterSession, "prepare_server", be_late)
     made.append(world.serving.create_server("new", {"who": lambda: "the slower one"}))
-    assert [server.server_ids for server in made] == [(0,), (1,)]
-    with world.calling.create_client("new", 2, timeout_s=PATIENCE_S) as client:
-        assert [client.call_to(number, "who") for number in (0, 1)] == ["the faster one", "the slower one"]
+    assert [server.server_ids for server in made] == ([(0,), (1,)] if stays else [(0,)])
+    with world.calling.create_client("new", len(made), timeout_s=PATIENCE_S) as client:
+        assert client.broadcast("who") == ["the faster one", "the slower one"][-len(made) :]
 
 
 # -- who serves --------------------------------------------------------------------------------------------------------
