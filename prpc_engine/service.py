@@ -42,10 +42,10 @@ from prpc_engine.hedge import HedgePolicy
 from prpc_engine.hedging import HedgingClient
 from prpc_engine.master.client import MasterClient, SessionBackend
 from prpc_engine.master.master import close_in_reactor, master_error
-from prpc_engine.master.namespace import DEFAULT_ROOT
+from prpc_engine.master.namespace import DEFAULT_ROOT, check_root
 from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.registry import ServerEntry
-from prpc_engine.master.session import LEASE_S, MasterSession, check_lease, check_root
+from prpc_engine.master.session import LEASE_S, MasterSession, check_lease
 from prpc_engine.master.watch import TreeEvent
 from prpc_engine.method import ENGINE
 from prpc_engine.node import Node, Values

@@ -86,9 +86,10 @@ class Joined:
     def _answers_to_next(self, first: int, one: _Registered) -> bool:
         """Whether that server is still wanted; then the node answers to its next target, too."""
         with self._guard:
-            if self._servers.get(first) is not one:
+            server = self._served.get(first)
+            if server is None or self._servers.get(first) is not one:
                 return False
-            self._served[one.next] = self._served[first]
+            self._served[one.next] = server
             return True
 
     def _moved(self, first: int, one: _Registered) -> bool:

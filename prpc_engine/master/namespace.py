@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from prpc_engine.errors import ConfigError
 from prpc_engine.master.tree import Change, Kind, Node, SessionRecord, Tree
 
 NAME_LENGTH_MAX = 256
@@ -31,6 +32,12 @@ DEFAULT_ROOT = "root"
 # Made at once for every root; in those of CLEARED, a child without children is deleted with its last one.
 DIRECTORIES = ("_node_", "_shard_", "_task_state_", "_id_gen_", "_lock_", "_barrier_", "_rpc_", "_context_", "_model_")
 CLEARED = ("_lock_", "_barrier_")
+
+
+def check_root(root: object) -> None:
+    """A root is a short, non-empty str. Raises ConfigError."""
+    if not isinstance(root, str) or not 1 <= len(root) <= NAME_LENGTH_MAX:
+        raise ConfigError(f"root={root!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed")
 
 
 class RegistryError(ValueError):

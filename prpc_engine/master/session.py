@@ -12,6 +12,7 @@ through futures: requests are made from any thread, and awaited in shards.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -25,7 +26,7 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.master.joined import Joined
-from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN, NAME_LENGTH_MAX
+from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.registry import DEFAULT_API
 from prpc_engine.master.whereabouts import this_process
@@ -65,12 +66,6 @@ def check_lease(lease_s: float, heartbeat_s: float | None) -> float:
     if not 0.0 < heartbeat_s <= lease_s / 2:
         raise errors.ConfigError(f"heartbeat_s={heartbeat_s!r}: up to half of lease_s={lease_s!r} is allowed")
     return heartbeat_s
-
-
-def check_root(root: object) -> None:
-    """A root is a short, non-empty str. Raises ConfigError."""
-    if not isinstance(root, str) or not 1 <= len(root) <= NAME_LENGTH_MAX:
-        raise errors.ConfigError(f"root={root!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed")
 
 
 @dataclass(eq=False)
@@ -329,7 +324,15 @@ class MasterSession:
             if self._joined is not None:
                 self._joined.registered(service, server_id, target, next(self._numbers))
 
-        return self._when_noted(registered, self.submit("register_server", service, server_id, DEFAULT_API, -1, target))
+        asked = self.submit("register_server", service, server_id, DEFAULT_API, -1, target)
+        asked.add_done_callback(partial(self._take_back_unheard, target))
+        return self._when_noted(registered, asked)
+
+    def _take_back_unheard(self, target: int, asked: Future) -> None:
+        """Who asked gives up, and the master may have done it, or do it yet: then it would tell others of what nobody serves."""
+        if isinstance(asked.error(), errors.DeadlineExceeded | errors.MaybeExecuted):
+            with contextlib.suppress(errors.Closed, errors.Backpressure):
+                self.submit("deregister_server", target)
 
     def _when_noted(self, noted: Callable[[Any], object], asked: Future) -> Future:
         """The future of the same answer once noted(answer) was called: whoever waits for `asked` itself may go on before that."""

@@ -365,6 +365,25 @@ def test_a_server_that_is_taken_back_while_it_is_registered_again_is_taken_back(
                 wait_until(lambda: [known.servers for known in client.get_rpc_service_info("RpcService")] == [()], "its end")
 
 
+def test_a_server_whose_registration_was_answered_too_late_stays_with_nobody(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = MasterSession._finish
+
+    def late(session: MasterSession, request: Any, error: BaseException | None, answer: Any = None) -> None:
+        if request.verb == "register_server":
+            error = errors.DeadlineExceeded("the answer came too late")
+        finish(session, request, error, answer)
+
+    with RpcService(master.address) as node, MasterClient(master.address) as client:
+        monkeypatch.setattr(MasterSession, "_finish", late)
+        with pytest.raises(errors.DeadlineExceeded, match="too late"):
+            node.create_server("test", {"who": lambda: "me"})
+        wait_until(lambda: [known.servers for known in client.get_rpc_service_info("RpcService")] == [()], "its end")
+        monkeypatch.setattr(MasterSession, "_finish", finish)
+        node.create_server("test", {"who": lambda: "me"}, server_id=0)
+
+
 def test_a_server_that_is_made_while_the_session_is_replaced_is_found(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, masters = Server, [Master(place)]
     with RpcService(masters[0].address) as node:
