@@ -124,7 +124,7 @@ class NoSuchNode(Rejected):
 
 
 class NodeExists(Rejected):
-    """The master's tree has a node at that path already."""
+    """The master's tree has a node at that path already, or a service a server of that id."""
 
 
 class Forgotten(Rejected):
