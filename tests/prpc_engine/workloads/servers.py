@@ -111,12 +111,18 @@ def serve(life: Life, master: str, name: str, transport: str, server_id: int) ->
 
 
 def serve_to_the_last(
-    life: Life, master: str, name: str, transport: str, server_id: int, awaited: tuple[str, ...] = ()
+    life: Life,
+    master: str,
+    name: str,
+    transport: str,
+    server_id: int,
+    awaited: tuple[str, ...] = (),
+    works: type[Works] = Works,
 ) -> dict[str, int]:
     """As serve(), but its figures are those after all callers have gone: once the `awaited` ones are 0, by default all."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with RpcService(master, transports=[transport]) as service:
-        service.create_server(name, Works(service), server_id=server_id)
+        service.create_server(name, works(service), server_id=server_id)
         life.done = 1
         signal.sigwait({signal.SIGTERM})
         deadline = time.monotonic() + SETTLE_TIMEOUT_S

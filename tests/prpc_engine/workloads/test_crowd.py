@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +13,12 @@ import pytest
 
 from prpc_engine import Master, MasterClient, RpcService
 from tests.faults.flatness import MIB, anonymous_bytes
-from tests.faults.zygote import Life, Victim
+from tests.faults.zygote import Victim
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.crowd import BOUND_S, GO, crowd
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.pattern import mixed
-from tests.prpc_engine.workloads.servers import SETTLE_TIMEOUT_S, Works, serve_to_the_last
+from tests.prpc_engine.workloads.servers import Works, serve_to_the_last
 from tests.prpc_engine.workloads.sizes import KIB, scaled
 from tests.prpc_engine.workloads.tally import Tally, run_threads
 
@@ -45,20 +43,6 @@ class Counted(Works):
         return len(self._service._node._accepted)
 
 
-def serve_counted(life: Life, master: str) -> int:
-    """One server until SIGTERM, and then until all callers have gone; how many stay. life.done: it is registered."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    with RpcService(master, transports=["tcp"]) as service:
-        served = Counted(service)
-        service.create_server("crowded", served, server_id=0)
-        life.done = 1
-        signal.sigwait({signal.SIGTERM})
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S  # the last one's end is on its way here, as is the signal
-        while served.callers() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return served.callers()
-
-
 def holdings(victim: Victim) -> tuple[int, int, float]:
     """Descriptors, threads, and MiB of private memory of a process."""
     process = psutil.Process(victim.pid)
@@ -74,7 +58,7 @@ def has_come_or_died(part: Victim) -> bool:
 def test_every_call_of_a_crowd_that_connects_at_once_is_answered_and_nothing_stays_when_it_leaves(
     farm: Farm, master: Master, tell: Tell
 ) -> None:
-    server = farm.start_ready(serve_counted, master.address)
+    server = farm.start_ready(serve_to_the_last, master.address, "crowded", "tcp", 0, ("callers",), Counted)
     held: list[tuple[int, int, float]] = []
     with (
         MasterClient(master.address) as meetings,
@@ -116,7 +100,7 @@ def test_every_call_of_a_crowd_that_connects_at_once_is_answered_and_nothing_sta
         )
         assert at_most[0] >= before[0] + CONNECTIONS, "a connection is a descriptor: what is counted below counts them"
         assert held[-1][2] <= held[0][2] + MEMORY_BOUND_MIB
-    assert end(server) == 0
+    assert end(server)["callers"] == 0
 
 
 @pytest.mark.slow
