@@ -323,13 +323,13 @@ class TableWorker:
     def statistics(self, *, timeout_s: float | None = None) -> dict[int, dict[str, TableStatistics]]:
         """{server id: {table: what that server has done with it}}, asked of every server now."""
         parts = [lane.ask("statistics", self._timeout(timeout_s)) for lane in self._lanes]
-        merged: dict[int, dict[str, Counter[str]]] = {lane.address.server_id: {} for lane in self._lanes}
+        merged: dict[int, dict[str, Counter[str]]] = {}
         for lane, answer in zip(self._lanes, KVFuture(parts, list).result(), strict=True):
+            tables = merged.setdefault(lane.address.server_id, {})  # who answered: asking may have told that it moved
             for table, fields in answer.items():
-                merged[lane.address.server_id].setdefault(table, Counter()).update(fields)
+                tables.setdefault(table, Counter()).update(fields)
         return {
-            server_id: {table: TableStatistics(**fields) for table, fields in tables.items()}
-            for server_id, tables in sorted(merged.items())
+            server: {name: TableStatistics(**each) for name, each in tables.items()} for server, tables in sorted(merged.items())
         }
 
     def cache_statistics(self) -> dict[str, CacheStatistics]:

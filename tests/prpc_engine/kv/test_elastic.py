@@ -190,6 +190,20 @@ def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothin
             end(server)
 
 
+def test_statistics_come_from_who_has_a_partition_now_though_their_worker_had_not_heard_that_it_moved() -> None:
+    with elastic_world() as (master, watcher), ElasticServer(watcher.service, partitions=2) as first:
+        worker = TableWorker(watcher.service, elastic=True)
+        worker.create_sparse(TABLE, 1, {"name": "add"})
+        assert worker.server_ids == (1,)
+        with RpcService(master.address) as service, ElasticServer(service, partitions=2) as second:
+            watcher.wait_whole(2)
+            wait_until(lambda: (first.statistics().primaries, second.statistics().primaries) == ((1,), (0,)), "a half for each")
+            assert worker.server_ids == (1,)
+            assert sorted(worker.statistics()) == [1, 2]
+            assert [share.server_id for share in worker.balance().servers] == [1, 2]
+            second.drain(PATIENCE_S)
+
+
 def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(farm: Farm, tmp_path: Path) -> None:
     settings = {"partitions": 2, "servers": 2, "checkpoint": str(tmp_path)}
     with elastic_world() as (master, watcher):
