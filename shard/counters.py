@@ -73,7 +73,7 @@ class CounterRow(NamedTuple):
     @property
     def busy_ratio(self) -> float:
         """Share of its time in which it worked, or had worked some microseconds before: 0.0 to 1.0."""
-        return 1.0 - self.idle_ns / self.up_ns if self.up_ns else 0.0
+        return max(0.0, 1.0 - self.idle_ns / self.up_ns) if self.up_ns else 0.0  # the two may be of different moments
 
 
 assert len(CounterRow._fields) <= CALL_NS_WORD and RUN_NS_WORD + LATENCY_BUCKETS <= ROW_WORDS  # the table above

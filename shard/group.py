@@ -54,7 +54,7 @@ POLLING_VARIABLE = "PRPC_ENABLE_POLLING"
 assert SHARDS_MAX <= 1 << process.INDEX_BITS
 
 logger = logging.getLogger("shard")
-_open_groups: weakref.WeakSet[ShardGroup] = weakref.WeakSet()
+_open_groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()  # by id; valuerefs() takes one step
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class ShardGroup:
         self._counters_segment = Segment.create(size_for(size + 1))
         self._counters = Counters.format(self._counters_segment.memory, size + 1)
         self._started = self.driver.reactor.clock()
-        self._traffic_of_ended = Traffic()
+        self._traffic_of_replaced = Traffic()
         self._lanes: dict[int, Lane] = {}
         self._submits: dict[int, Callable[[Callable[..., Any], tuple[Any, ...]], Future]] = {}  # of shards that are up
         self._down: dict[int, str] = {}  # of those that are not: why
@@ -156,7 +156,7 @@ class ShardGroup:
         self._first_ends: list[dict[int, LaneEnd]] = [{} for _ in range(size)]
         self._supervisor = Supervisor(size, policy, self._bear, self._on_ready, self._on_down)
         self.closed = False
-        _open_groups.add(self)
+        _open_groups[id(self)] = self
         try:
             for one in range(size):
                 for two in range(one + 1, size):
@@ -168,38 +168,44 @@ class ShardGroup:
 
     # -- birth and death, in the supervisor's thread ---------------------------------------------------------------------
 
-    def _bear(self, life: Life) -> tuple[Any, Future]:
-        """Start a shard: its process, and the future of its readiness."""
+    def _bear(self, life: Life) -> tuple[Any, Callable[[], Future]]:
+        """Start a shard: its process, and what asks it for its readiness."""
         index = life.index
-        others = self._first_ends[index] if life.incarnation == 1 else self._join_to_living(life)
+        others = self._first_ends[index]
         ours, theirs = make_lane(life.incarnation)
+        connection = ours.connect(f"shard {index} (incarnation {life.incarnation})", self.slab)
         try:
-            connection = ours.connect(f"shard {index} (incarnation {life.incarnation})", self.slab)
+            if life.incarnation > 1:
+                self._join_to_living(life, others)
             lane = Lane(
                 connection, self.driver.reactor, self.driver, self._tally, self._gate, _nothing,
                 partial(self._lane_lost, index, life.incarnation),
             )  # fmt: skip
             # failpoint: group.before_spawn
-            child = self._context.Process(
-                target=process.main,
-                name=f"prpc-shard-{index}",
-                args=(self._birth(life, theirs, others),),
-                daemon=True,
-            )
+            birth = self._birth(life, theirs, others)
+            child = self._context.Process(target=process.main, name=f"prpc-shard-{index}", args=(birth,), daemon=True)
             child.start()
             # Not for its exit handler: in a fork of this process, that would take our shards for its own and end them.
             multiprocess.process._children.discard(child)
             # failpoint: group.after_spawn
+        except BaseException:
+            connection.close()
+            raise
         finally:
             for end in (theirs, *others.values()):
                 end.close()
             others.clear()
         # failpoint: group.before_attach
-        self._lanes[index] = lane
+        with self._changing:
+            if index in self._lanes:
+                self._traffic_of_replaced += self._lanes[index].connection.traffic()
+            self._lanes[index] = lane
+        if self.closed:  # close() may have told all to stop before this one was there
+            lane.stop()
         self.driver.reactor.call_soon(lane.attach)
         setups = list(self._setups)
         self._setups_done[index] = len(setups)
-        return child, lane.submit(_set_up, (setups,))
+        return child, partial(lane.submit, _set_up, (setups,))
 
     def _birth(self, life: Life, application: LaneEnd, others: dict[int, LaneEnd]) -> process.Birth:
         return process.Birth(
@@ -217,9 +223,8 @@ class ShardGroup:
             others=others,
         )
 
-    def _join_to_living(self, newborn: Life) -> dict[int, LaneEnd]:
-        """Lanes to all shards that live, whose ends they are handed; the newborn's ends."""
-        ends = {}
+    def _join_to_living(self, newborn: Life, ends: dict[int, LaneEnd]) -> None:
+        """Lanes to all shards that live, whose ends they are handed; `ends` takes the newborn's."""
         for life in self._supervisor.lives:
             if life.process is None or life is newborn:
                 continue
@@ -238,7 +243,6 @@ class ShardGroup:
                     lane.submit(_take_handovers, ())
             finally:
                 theirs.close()
-        return ends
 
     def _on_ready(self, index: int) -> Future | None:
         """A shard ran its setups and is up; or, when more were asked for meanwhile, the future of its running those."""
@@ -248,16 +252,12 @@ class ShardGroup:
             missed = self._setups[self._setups_done[index] :]
             if not missed:
                 self._down.pop(index, None)
-                self._submits[index] = lane.submit
+                if not self.closed:
+                    self._submits[index] = lane.submit
                 self._changing.notify_all()
                 return None
             self._setups_done[index] += len(missed)
-        try:
-            return lane.submit(_set_up, (missed,))
-        except ShardError as error:  # it has just died
-            failed = Future(self.driver)
-            failed.set_error(error)
-            return failed
+        return lane.submit(_set_up, (missed,))
 
     def _on_down(self, index: int, text: str) -> None:
         # failpoint: group.before_down
@@ -268,7 +268,6 @@ class ShardGroup:
 
     def _lane_lost(self, index: int, incarnation: int, lane: Lane, error: ShardError) -> None:
         """In the reactor's thread, when a shard died or hung up."""
-        self._traffic_of_ended += lane.connection.traffic()
         if self._lanes.get(index) is lane and not self.closed:
             self._submits.pop(index, None)
             self._supervisor.lane_lost(index, incarnation)
@@ -307,9 +306,9 @@ class ShardGroup:
     def at_start(self, function: Callable[..., Any], *args: Any) -> None:
         """Run function(*args) in every shard: now, and in one that is restarted before it takes calls. Raises the first error;
         then it does not run in those either."""
-        self._check_open()
         setup = (pickle_function(function), args)
         with self._changing:
+            self._check_open()
             self._setups.append(setup)
             up = dict(self._submits)
         try:
@@ -321,40 +320,42 @@ class ShardGroup:
                 self._setups = [_NOTHING_TO_SET_UP if one is setup else one for one in self._setups]
             raise
 
-    def not_at_start(self, function: Callable[..., Any], *first: Any) -> None:
-        """Take back what at_start() was told to run: that function with arguments that begin with `first`."""
+    def not_at_start(self, function: Callable[..., Any], *first: Any, undo: Callable[..., Any] | None = None) -> None:
+        """Take back what at_start() runs: function with arguments that begin so; who starts with it runs undo(*first)."""
         pickled = pickle_function(function)
         with self._changing:
             self._setups = [
                 (one, args) if one != pickled or args[: len(first)] != first else _NOTHING_TO_SET_UP for one, args in self._setups
             ]
+            if undo is not None and len(self._submits) < self.size:
+                self._setups.append((pickle_function(undo), first))
 
     def wait_up(self, timeout_s: float) -> None:
         """Wait until every shard is up, restarted ones too. Raises PeerLostError for one that stays down, TimeoutError,
         and ClosedError, also when it is closed meanwhile."""
         deadline = time.monotonic() + timeout_s
 
-        def decided() -> bool:
+        def decided() -> bool | Literal["gone"]:
             lives = self._supervisor.lives
-            gone = any(life.state is State.GONE and life.index in self._down for life in lives)  # and the reason is there
-            return self.closed or gone or len(self._submits) == self.size
+            if any(life.state is State.GONE and life.index in self._down for life in lives):  # and the reason is there
+                return "gone"
+            return self.closed or len(self._submits) == self.size
 
         with self._changing:
-            if not self._changing.wait_for(decided, max(0.0, deadline - time.monotonic())):
+            if not (found := self._changing.wait_for(decided, max(0.0, deadline - time.monotonic()))):
                 down = "; ".join(self._down.values()) or "they are starting"
                 raise TimeoutError(f"not all shards were up within {timeout_s} s: {down}")
             self._check_open()
-            if len(self._submits) != self.size:
+            if found == "gone":
                 raise PeerLostError("; ".join(self._down.values()))
 
     def statistics(self) -> GroupStatistics:
         """A snapshot; reads shared memory and disturbs nobody."""
-        lanes = list(self._lanes.values())
-        connections = [lane.connection for lane in lanes]
-        traffic = sum((one.traffic() for one in connections if one.error is None), self._traffic_of_ended)
-        held = sum(one.leases_held for one in connections)
-        reactor = self.driver.reactor
-        application = process.figures(0, self._started, 0, reactor, self._tally, None, traffic, self.slab, held)
+        with self._changing:
+            lanes, replaced = list(self._lanes.values()), self._traffic_of_replaced
+        traffic = sum((lane.connection.traffic() for lane in lanes), replaced)
+        held = sum(lane.connection.leases_held for lane in lanes)
+        application = process.figures(0, self._started, 0, self.driver.reactor, self._tally, None, traffic, self.slab, held)
         self._counters.write(self.size, application, self._tally.call_ns, self._tally.run_ns)
         shards = tuple(
             ShardStatistics(
@@ -418,7 +419,7 @@ class ShardGroup:
             self.driver.close()
         self._counters_segment.close()
         self.slab.close()
-        _open_groups.discard(self)
+        _open_groups.pop(id(self), None)
 
     def _close_lanes(self, closed: Future) -> None:
         # failpoint: group.before_close
@@ -439,7 +440,7 @@ STOP_S_MIN = 0.5
 
 def the_open_group() -> ShardGroup:
     """The one group that is open in this process. Raises ValueError when there is none, or more than one."""
-    groups = [group for group in _open_groups if not group.closed]
+    groups = [group for ref in _open_groups.valuerefs() if (group := ref()) is not None and not group.closed]
     if len(groups) != 1:
         if not groups:
             raise ValueError("no group is open in this process: make a ShardGroup first")
@@ -450,7 +451,7 @@ def the_open_group() -> ShardGroup:
 @atexit.register
 def _close_all() -> None:
     """The interpreter ends: shards must not find a half-dead parent."""
-    for group in list(_open_groups):
+    for group in list(_open_groups.values()):
         group.close()
 
 

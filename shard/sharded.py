@@ -16,11 +16,11 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Generic, TypeVar
 
-from shard.errors import PeerLostError, ShardError
+from shard.errors import ClosedError, PeerLostError, ShardError
 from shard.future import Future, gather
 from shard.group import ShardGroup, the_open_group
 from shard.mesh import FUNCTIONS_MAX
-from shard.payload import call_pickled, is_from_a_prompt, pickle_function, unpickle_function
+from shard.payload import RemoteTraceback, call_pickled, is_from_a_prompt, pickle_function, unpickle_function
 from shard.process import this_shard
 from shard.queues import class_of, in_class
 
@@ -106,13 +106,17 @@ class Sharded(Generic[T]):
         if group is None:
             raise ShardError("the process that made a Sharded closes it, not a shard")
         if not group.closed:
-            group.not_at_start(_create, self._number)
+            group.not_at_start(_create, self._number, undo=_drop)
             dropped = []
             for index in range(self.size):
-                with contextlib.suppress(PeerLostError):  # gone, and its instance with it
+                with contextlib.suppress(PeerLostError, ClosedError):  # gone, and its instance with it
                     dropped.append(group.submit_to(index, _drop, self._number))
             for future in dropped:
-                future.result()
+                try:
+                    future.result()
+                except (PeerLostError, ClosedError) as error:
+                    if isinstance(error.__cause__, RemoteTraceback):  # it is not gone: the instance's close() raised it
+                        raise
 
     def __enter__(self) -> Sharded[T]:
         return self

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from multiprocess.connection import wait
@@ -72,13 +73,13 @@ class Supervisor:
         self,
         size: int,
         policy: RestartPolicy,
-        start: Callable[[Life], tuple[Any, Future]],
+        start: Callable[[Life], tuple[Any, Callable[[], Future]]],
         on_ready: Callable[[int], Future | None],
         on_down: Callable[[int, str], None],
     ) -> None:
-        """start(life) starts the process and gives it and a future of its readiness; on_ready(index) says that this is done, and
-        gives None when the shard is up now, or what to wait for yet; on_down(index, text) says what happened and what will.
-        All of them are called in the supervisor's thread."""
+        """start(life) starts the process and gives it and what asks for a future of its readiness; on_ready(index) says that
+        this is done, and gives None when the shard is up now, or what to wait for yet; on_down(index, text) says what happened
+        and what will. All of them are called in the supervisor's thread."""
         self.lives = [Life(index) for index in range(size)]
         self._policy = policy
         self._start_one = start
@@ -117,7 +118,7 @@ class Supervisor:
         os.close(self._wake_r)
         os.close(self._wake_w)
 
-    def _wake(self) -> None:
+    def _wake(self, _: Future | None = None) -> None:
         try:
             os.write(self._wake_w, b"\0")
         except BlockingIOError:
@@ -158,9 +159,19 @@ class Supervisor:
         life.error = life.end_by = None
         life.state = State.STARTING
         life.due = due
-        life.process, life.ready = self._start_one(life)
+        life.process, ask = self._start_one(life)
         life.pid = life.process.pid
-        life.ready.add_done_callback(lambda _: self._wake())
+        self._ask(life, ask)
+
+    def _ask(self, life: Life, ask: Callable[[], Future | None]) -> None:
+        """Set what to wait for; what asking raises ends that wait, as the process is there and must be waited for, too."""
+        try:
+            life.ready = ask()
+        except Exception as error:  # it has just died, or what it is to run cannot be sent
+            life.ready = Future()
+            life.ready.set_error(error)
+        if life.ready is not None:
+            life.ready.add_done_callback(self._wake)
 
     def _wait(self) -> None:
         now = time.monotonic()
@@ -213,10 +224,9 @@ class Supervisor:
                 life.end_by = now + END_TIMEOUT_S
             elif error is None:
                 due, life.state, life.due = life.due, State.UP, now  # before anybody who waits for that is told
-                life.ready = self._on_ready(life.index)
+                self._ask(life, partial(self._on_ready, life.index))
                 if life.ready is not None:
                     life.state, life.due = State.STARTING, due
-                    life.ready.add_done_callback(lambda _: self._wake())
             else:
                 life.error = error
                 life.process.kill()
@@ -224,6 +234,8 @@ class Supervisor:
     def _down(self, life: Life, now: float) -> None:
         process, life.process = life.process, None
         process.join()
+        if life.ready is not None:  # the end of its lane may be seen after close()
+            life.ready.remove_done_callback(self._wake)
         life.exit_code = process.exitcode
         if life.state is State.UP and now - life.due >= FORGIVEN_S:
             life.restarts = 0

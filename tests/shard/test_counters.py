@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,20 @@ def test_without_samples_every_quantile_is_zero() -> None:
 def test_the_busy_ratio_is_the_time_that_was_not_idle() -> None:
     assert CounterRow(up_ns=1000, idle_ns=250).busy_ratio == 0.75
     assert CounterRow().busy_ratio == 0.0, "not yet up"
+
+
+def test_the_busy_ratio_of_a_row_that_is_being_written_is_a_share_too() -> None:
+    counters = Counters.format(memoryview(bytearray(size_for(1))), 1)
+    counters.write(0, CounterRow(incarnation=1, up_ns=3600 * 10**9, idle_ns=3500 * 10**9))
+    seen = list[CounterRow]()
+
+    def next_life() -> Iterator[int]:
+        yield from (2, 10**8)
+        seen.append(counters.read(0))
+
+    counters.write(0, next_life())  # type: ignore[arg-type]
+    assert (seen[0].incarnation, seen[0].up_ns, seen[0].idle_ns) == (2, 10**8, 3500 * 10**9)
+    assert 0.0 <= seen[0].busy_ratio <= 1.0
 
 
 # -- of living shards ----------------------------------------------------------------------------------------------------

@@ -7,12 +7,27 @@ import logging
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shard import ClosedError, Driver, RestartPolicy, ShardError, ShardGroup, auto_shards, this_shard, usable_cores
+from shard import (
+    ClosedError,
+    Driver,
+    Future,
+    RestartPolicy,
+    ShardError,
+    ShardGroup,
+    auto_shards,
+    this_shard,
+    usable_cores,
+)
+from shard import group as group_module
+from shard.supervisor import Life
+from shard.transport.shm_connection import ShmConnection
 from tests.program import wait_until
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill
@@ -279,6 +294,60 @@ def test_a_thread_that_waits_for_a_shard_to_come_back_is_told_of_the_close() -> 
     assert [type(error) for error in errors] == [ClosedError]
 
 
+def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, go_on, birth = threading.Event(), threading.Event(), ShardGroup._birth
+
+    def be_late(self: ShardGroup, life: Life, *ends: Any) -> Any:
+        if life.incarnation > 1:
+            arrived.set()
+            assert go_on.wait(PATIENCE_S)
+        return birth(self, life, *ends)
+
+    monkeypatch.setattr(ShardGroup, "_birth", be_late)
+    with ShardGroup(1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
+        stop = group._supervisor.stop
+        monkeypatch.setattr(group._supervisor, "stop", lambda timeout_s: (go_on.set(), stop(timeout_s)))  # all have been told
+        kill(group, 0)
+        assert arrived.wait(PATIENCE_S)
+    assert (group.statistics().shards[0].incarnation, group.statistics().shards[0].exit_code) == (2, 0)
+
+
+def test_a_shard_that_comes_up_while_its_group_closes_takes_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, on_ready, errors = threading.Event(), ShardGroup._on_ready, list[BaseException]()
+
+    def be_late(self: ShardGroup, index: int) -> Future | None:
+        if self._supervisor.lives[index].incarnation == 1:
+            return on_ready(self, index)
+        arrived.set()
+        wait_until(lambda: self.closed and not self._submits, "close() has asked who is up")
+        found = on_ready(self, index)
+        try:
+            self.submit_to(index, functions.index)
+        except ShardError as error:
+            errors.append(error)
+        return found
+
+    monkeypatch.setattr(ShardGroup, "_on_ready", be_late)
+    with ShardGroup(1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
+        kill(group, 0)
+        assert arrived.wait(PATIENCE_S)
+    assert [type(error) for error in errors] == [ClosedError]
+
+
+def test_what_is_to_run_at_the_start_of_a_group_that_another_thread_closes_meanwhile_is_refused(
+    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickle = group_module.pickle_function
+
+    def be_late(function: Callable[..., Any]) -> bytes:
+        group.close()
+        return pickle(function)
+
+    monkeypatch.setattr(group_module, "pickle_function", be_late)
+    with pytest.raises(ClosedError):
+        group.at_start(functions.note, "never")
+
+
 def test_a_group_closes_in_an_asyncio_loop() -> None:
     async def work() -> int:
         with ShardGroup(1, start_method="forkserver") as group:
@@ -303,6 +372,22 @@ def test_statistics_name_every_shard(group: ShardGroup) -> None:
     assert group.statistics().calls_in_flight == 1
     waiting.cancel()
     assert group.statistics().calls_in_flight == 0
+
+
+def test_nothing_that_was_sent_is_missing_from_the_statistics_while_a_lane_ends(
+    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert group.map(functions.double, 4) == [8, 8]
+    sent, end, seen = group.statistics().application.bytes_out, ShmConnection._end, list[int]()
+
+    def look_and_end(self: ShmConnection) -> None:
+        seen.append(group.statistics().application.bytes_out)
+        end(self)
+
+    monkeypatch.setattr(ShmConnection, "_end", look_and_end)
+    kill(group, 0)
+    assert seen[0] > sent
+    assert group.statistics().application.bytes_out == seen[0]
 
 
 # -- who else lives here -------------------------------------------------------------------------------------------------

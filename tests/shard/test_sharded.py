@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shard import BULK, RestartPolicy, Sharded, ShardError, ShardGroup, in_class, this_shard
+from shard import BULK, PeerLostError, RestartPolicy, Sharded, ShardError, ShardGroup, in_class, this_shard
 from tests.shard import group_functions as functions
 from tests.shard.group_functions import Tin
 from tests.shard.processes import PATIENCE_S, kill
@@ -194,6 +194,57 @@ def test_a_shard_that_is_gone_holds_up_no_close() -> None:
         assert group.submit_to(1, functions.instances).result(PATIENCE_S) == 0
 
 
+def test_a_shard_that_is_starting_meanwhile_keeps_no_instance(group: ShardGroup, fifo: str) -> None:
+    group.at_start(functions.read_fifo_when_restarted, 0, fifo)
+    tins = Sharded(Tin)
+    kill(group, 0)
+    with Path(fifo).open("w") as starting:  # opens when the shard reads it, and it has been told of the instance by then
+        tins.close()
+        starting.write("go")
+    group.wait_up(PATIENCE_S)
+    assert group.map(functions.instances) == [0, 0, 0]
+
+
+def test_a_shard_that_dies_while_it_is_asked_to_drop_its_instance_holds_up_no_close() -> None:
+    with ShardGroup(2, start_method="forkserver") as group:
+        tins = Sharded(DiesAtItsEnd, 0)
+        tins.close()
+        assert group.submit_to(1, functions.instances).result(PATIENCE_S) == 0
+
+
+class DiesAtItsEnd(Tin):
+    """Takes one shard along, as if that were killed at this very moment."""
+
+    def close(self) -> None:
+        if this_shard().index == self.value:
+            functions.kill_myself()
+
+
+def test_what_an_instance_lost_at_its_end_is_raised_by_close_though_its_shard_lives(group: ShardGroup) -> None:
+    tins = Sharded(LosesAPeer)
+    with pytest.raises(PeerLostError, match="a server of its own"):
+        tins.close()
+
+
+class LosesAPeer(Tin):
+    def close(self) -> None:
+        raise PeerLostError("a server of its own was lost")
+
+
+def test_close_does_nothing_where_another_thread_closes_the_group_meanwhile(
+    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tins = Sharded(Tin)
+    take_back = group.not_at_start
+
+    def be_late(*args: Any, **options: Any) -> None:
+        take_back(*args, **options)
+        group.close()
+
+    monkeypatch.setattr(group, "not_at_start", be_late)
+    tins.close()
+
+
 # -- which group ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +255,23 @@ def test_with_two_groups_it_must_be_said_which_one_is_meant(group: ShardGroup) -
         one, two = Sharded(Tin, 1, group=group), Sharded(Tin, 2, group=second)
         assert (values(one), values(two)) == ([1, 1, 1], [2])
     assert values(Sharded(Tin, 4)) == [4, 4, 4], "the other one is closed"
+
+
+def test_the_group_is_found_while_another_thread_closes_its_own(group: ShardGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = ShardGroup(1, start_method="forkserver")
+
+    class Closing(ShardGroup):
+        @property  # type: ignore[override]
+        def closed(self) -> bool:
+            second.close()
+            return bool(self.__dict__["closed"])
+
+        @closed.setter
+        def closed(self, value: bool) -> None:
+            self.__dict__["closed"] = value
+
+    monkeypatch.setattr(group, "__class__", Closing)
+    assert values(Sharded(Tin, 4)) == [4, 4, 4]
 
 
 def test_without_a_group_there_is_nothing_to_be_sharded() -> None:
