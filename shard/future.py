@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shard")
 PENDING, VALUE, ERROR = 0, 1, 2  # `finished`: falsy while there is nothing
-_making_callbacks = threading.Lock()  # two threads must not each make the list of one future
+# Two threads must not each make the list of one future. Held as a list is made, when garbage may be collected: a destructor that
+# completes a future finds it held by its own thread.
+_making_callbacks = threading.RLock()
 
 
 class Waiter(Protocol):

@@ -272,7 +272,7 @@ class Lane:
                 future.set_error(unpickle_error(body))
         elif kind == FUNCTION:
             # failpoint: mesh.function_received
-            if len(self._functions) >= FUNCTIONS_MAX:
+            if len(self._functions) >= 2 * FUNCTIONS_MAX:  # over there, two threads may have sent one function twice
                 self._functions.pop(next(iter(self._functions)))
             self._functions[number] = self._in_its_class(unpickle_function(body[: -TRAILER.size]))
         elif kind == CANCEL:
@@ -340,7 +340,7 @@ class Lane:
         in_flight, self._in_flight = self._in_flight, {}
         self._sampled.clear()
         self._on_lost(self, error)
-        for future in in_flight.values():
+        for future in list(in_flight.values()):  # a submit() of another thread may have the table in its hands
             future.set_error(type(error)(f"{error}; the function may have run"))
 
 

@@ -41,11 +41,11 @@ _kept_names: dict[str, int] = {}  # segment name -> pid of the process that made
 def start_ticks(pid: int) -> int | None:
     """When process `pid` started, in clock ticks since boot; None when there is none. With the pid it names a process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # the name in it is anything that its process likes
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # from field 3 of proc(5) on; the name before ")" may hold spaces
-    if fields[0] in "ZX" and int(fields[17]) <= 1:
+    fields = stat.rpartition(b")")[2].split()  # from field 3 of proc(5) on; the name before ")" may hold spaces
+    if fields[0] in b"ZX" and int(fields[17]) <= 1:
         return None  # dead, and nobody has waited for it; a first thread that ended before others is a zombie too
     return int(fields[19])
 

@@ -52,6 +52,7 @@ SEGMENT_BYTES_MAX = 128 << 20  # segments double up to this: reserving one takes
 HUGE_PAGE_BYTES = 2 << 20  # segments are multiples of it, but for one that fills the bound
 SLAB_BYTES_MAX = 8 << 30  # default bound of one process; configurable
 UINT8 = np.dtype(np.uint8)  # numpy looks np.uint8 up each time
+CLOSED_TEXT = "this slab was closed: arrays can be made and sent as long as their node or group is open"
 
 
 class SlabArray(np.ndarray[Any, np.dtype[Any]]):
@@ -136,8 +137,11 @@ class Slab:
         return np.ndarray(shape, dtype, self.wrap(block, nbytes))
 
     def wrap(self, block: Block, nbytes: int) -> SlabArray:
-        """The root array over the first `nbytes` of an allocated block; its end gives up the block's one user."""
-        root = SlabArray((nbytes,), UINT8, block.arena.segment.memory, block.offset)
+        """The root array over the first `nbytes` of an allocated block, whose one user its end gives up. Raises ClosedError."""
+        try:
+            root = SlabArray((nbytes,), UINT8, block.arena.segment.memory, block.offset)
+        except (TypeError, ValueError) as error:  # there is no memory any more: another thread closed the slab
+            raise ClosedError(CLOSED_TEXT) from error
         root.block = block
         root.slab = self
         return root
@@ -369,7 +373,7 @@ class Slab:
     def _add_arena(self, size_bytes: int, block_bytes: int) -> Arena:
         """A new segment, made for a block of `block_bytes`. Raises ShmFull."""
         if self._is_closed:
-            raise ClosedError("this slab was closed: arrays can be made and sent as long as their node or group is open")
+            raise ClosedError(CLOSED_TEXT)
         segment = Segment.create(size_bytes)
         # failpoint: slab.after_segment
         arena = Arena(self._segment_numbers, segment)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 
 import pytest
 
 from shard import CancelledError, Driver, Future, ShardError, gather
+from shard import future as future_module
 
 PATIENCE_S = 20.0
 
@@ -229,6 +231,32 @@ def test_futures_completed_by_two_threads_are_gathered_once() -> None:
         for thread in threads:
             thread.join(PATIENCE_S)
         assert whole.result() == [1, 1]
+
+
+def test_a_collection_of_garbage_may_end_what_is_gathered_as_another_future_gets_its_first_callback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Dropped(Future):
+        def __del__(self) -> None:
+            self.set_error(ShardError("dropped"))
+
+    class Collecting:
+        """The lock, and inside it a collection of garbage: any list that is made may begin one."""
+
+        lock = future_module._making_callbacks
+
+        def __enter__(self) -> None:
+            assert self.lock.acquire(timeout=0.1), "this very thread has it"
+            gc.collect()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    whole = gather([Dropped()])
+    monkeypatch.setattr(future_module, "_making_callbacks", Collecting())
+    Future().add_done_callback(lambda _: None)
+    assert whole.done()
+    assert isinstance(whole.error(), ShardError)
 
 
 def test_a_thread_can_wait_for_what_was_gathered() -> None:

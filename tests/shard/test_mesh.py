@@ -18,7 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shard import BULK, CancelledError, LocalProtocolError, PeerLostError, ShardError, ShardGroup, in_class, this_shard
+from shard import (
+    BULK,
+    CancelledError,
+    Future,
+    LocalProtocolError,
+    PeerLostError,
+    ShardError,
+    ShardGroup,
+    in_class,
+    mesh,
+    this_shard,
+)
 from shard.counters import CounterRow
 from shard.mesh import FUNCTIONS_MAX
 from tests.pasted import without_stalls
@@ -113,6 +124,32 @@ def test_more_functions_than_a_lane_remembers_are_sent_again(group: ShardGroup) 
     assert [future.result(PATIENCE_S) for future in futures] == list(range(FUNCTIONS_MAX + 100))
     assert ask(group, 0, first) == "first"
     assert ask(group, 0, functions.index) == 0
+
+
+def test_a_function_that_two_threads_send_at_once_takes_the_place_of_no_other(
+    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "FUNCTIONS_MAX", 4)
+    ask(group, 0, remember_functions, 4)
+    lane = group._lanes[0]
+    lane._numbers.clear()
+    send, others = lane._send, [lambda: 0]
+
+    def send_as_another_does(body: bytes, *rest: Any) -> None:
+        send(body, *rest)
+        if others:
+            others.pop()
+            ask(group, 0, functions.index)
+
+    monkeypatch.setattr(lane, "_send", send_as_another_does)
+    assert ask(group, 0, functions.index) == 0
+    for number in range(3):
+        assert ask(group, 0, eval(f"lambda: {number}")) == number
+    assert ask(group, 0, functions.index) == 0
+
+
+def remember_functions(count: int) -> None:
+    mesh.FUNCTIONS_MAX = count  # type: ignore[misc]
 
 
 def test_coroutine_functions_run_as_tasks(group: ShardGroup) -> None:
@@ -357,6 +394,40 @@ def test_after_its_shard_is_gone_there_is_nothing_to_cancel() -> None:
     group.close()
     assert isinstance(future.error(), ShardError)
     assert not future.cancel()
+
+
+def test_a_call_that_is_entered_at_the_very_moment_its_shard_dies_keeps_no_other_from_being_told(
+    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CallId(int):
+        def __hash__(self) -> int:
+            entering.set()
+            assert ended.wait(PATIENCE_S)
+            return int.__hash__(self)
+
+    entering, ended, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def enter(_: Future) -> None:
+        ended.set()
+        late.join(PATIENCE_S)
+
+    def submit_late() -> None:
+        try:
+            group.submit_to(0, functions.index)
+        except PeerLostError as error:
+            errors.append(error)
+
+    pid = ask(group, 0, os.getpid)
+    ask(group, 0, functions.index)
+    calls = [group.submit_to(0, signal.pause) for _ in range(2)]
+    calls[0].add_done_callback(enter)
+    monkeypatch.setattr(group._lanes[0], "_call_ids", iter([CallId(1 << 40)]))
+    late = threading.Thread(target=submit_late)
+    late.start()
+    assert entering.wait(PATIENCE_S)
+    os.kill(pid, signal.SIGKILL)
+    assert [type(call.error(PATIENCE_S)) for call in calls] == [PeerLostError] * 2
+    assert len(errors) == 1
 
 
 def test_a_call_that_is_under_way_when_its_shard_dies_says_so() -> None:

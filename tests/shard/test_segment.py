@@ -273,3 +273,12 @@ def test_processes_killed_with_segments_leave_nothing() -> None:
 def test_start_ticks_name_a_process_for_good() -> None:
     assert start_ticks(os.getpid()) == start_ticks(os.getpid())
     assert start_ticks(1 << 30) is None
+
+
+def test_start_ticks_are_known_whatever_the_process_with_that_pid_calls_itself_now() -> None:
+    before, name = start_ticks(os.getpid()), Path("/proc/self/comm").read_bytes().strip()
+    try:
+        Path("/proc/self/comm").write_bytes(b"\xff) Z 1")
+        assert start_ticks(os.getpid()) == before
+    finally:
+        Path("/proc/self/comm").write_bytes(name)

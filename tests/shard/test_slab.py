@@ -339,6 +339,22 @@ def test_a_closed_slab_makes_no_more_arrays_and_takes_back_what_it_made() -> Non
         slab.empty(5000, np.uint8)
 
 
+def test_an_array_that_is_being_made_as_another_thread_closes_the_slab_is_refused(
+    slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, kept = slab.allocate, slab.empty(5000, np.uint8)
+
+    def be_late(nbytes: int) -> Block:
+        block = allocate(nbytes)
+        slab.close()
+        return block
+
+    monkeypatch.setattr(slab, "allocate", be_late)
+    with pytest.raises(ClosedError, match="this slab was closed"):
+        slab.empty(5000, np.uint8)
+    kept[:] = 7
+
+
 def test_a_slab_is_refused_in_a_fork_of_its_process(slab: Slab) -> None:
     slab.empty((10,))
     with warnings.catch_warnings():
