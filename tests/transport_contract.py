@@ -384,6 +384,30 @@ class TransportContract:
         assert connection.waiting() == (0, 0)
         world.turn_until(lambda: not any(slab.statistics().blocks_used for slab in world.slabs))
 
+    @pytest.mark.parametrize("block_bytes", [0, 100_000])
+    def test_a_send_that_is_about_to_write_when_this_side_closes_says_that_or_goes_nowhere(
+        self, world: World, sides: tuple[Side, Side], block_bytes: int
+    ) -> None:
+        one, two = sides
+        connection: Any = one.connection
+        blocks = [np.zeros(block_bytes, np.uint8)] if block_bytes else []
+
+        class ClosedMeanwhile:
+            """Stands for the lock of the one writer until somebody wants it: then the connection is closed first."""
+
+            def acquire(self, blocking: bool) -> bool:
+                connection._writing = writing
+                connection.close()
+                return writing.acquire(blocking)
+
+        writing = connection._writing
+        connection._writing = ClosedMeanwhile()
+        with contextlib.suppress(ClosedError):
+            connection.send(b"late", blocks)
+        world.turn_until(lambda: two.ends)
+        assert [type(error) for error in one.ends] == [ClosedError]
+        assert two.bodies == []
+
     def test_a_handler_that_closes_sees_no_further_message(self, world: World, sides: tuple[Side, Side]) -> None:
         one, two = sides
         two.on_each = lambda body: two.connection.close()

@@ -51,6 +51,7 @@ class CheckedSocket(socket.socket):
 
     def __init__(self, sock: socket.socket, checks: tuple[int, int]) -> None:
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
+        self._before = sock
         self._sent_check, self._received_check = checks
         self._rest = memoryview(b"")  # of the record under way: what the kernel has not taken
         self._rest_payload_bytes = 0
@@ -58,6 +59,10 @@ class CheckedSocket(socket.socket):
         self._start = self._end = 0  # received, and no checked record yet
         self._given = self._checked = 0  # payload that is checked, and not given out
         self.has_more = False
+
+    def close(self) -> None:
+        super().close()
+        self._before.close()  # without a descriptor, but somebody may count it (shared_port.py)
 
     # -- sending: one writer at a time -----------------------------------------------------------------------------------
 

@@ -109,7 +109,9 @@ class MemoryConnection(Connection[Message]):
         return count
 
     def _deliver(self) -> None:
-        if self.error is not None or not self._in_flight:
+        if self.error is not None:
+            self._in_flight.clear()  # put there by a thread that had not heard of the end
+        if not self._in_flight:
             return
         cut_after = self._weather.cut_after
         if cut_after is not None and self._delivered >= cut_after:
@@ -136,7 +138,7 @@ class MemoryConnection(Connection[Message]):
         self.drain()
 
     def _end(self) -> None:
-        self._in_flight.clear()  # an ended connection may be kept for long, its messages must not be
+        self._in_flight.clear()  # an ended connection may be kept for long, its messages must not be; see _deliver(), too
         other, self._other = self._other, None
         if other is not None and other.error is None:
             other._other = None

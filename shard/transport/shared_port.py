@@ -244,13 +244,14 @@ class DealtPort(socket.socket):
 
 
 class _CountedSocket(socket.socket):
-    """One whose end the dealer hears of."""
+    """One whose end the dealer hears of; also when another object has its descriptor by then, and closes this with itself."""
 
     def __init__(self, port: DealtPort, fd: int) -> None:
         super().__init__(fileno=fd)
-        self._port = port
+        self._port: DealtPort | None = port
 
     def close(self) -> None:
-        if self.fileno() >= 0:
-            self._port.count_ended()
+        port, self._port = self._port, None
+        if port is not None:
+            port.count_ended()
         super().close()

@@ -108,7 +108,7 @@ class ShmConnection(Connection[Record]):
         self._short_bytes_max = min(self._record_bytes_max, limits.body_bytes_max)
         self._lendings = Lendings(slab, peer)
         self._borrowings = Borrowings(line, peer, slab.clock)
-        self._returned = self._borrowings.returned
+        self._returned, self._held_since = self._borrowings.returned, self._borrowings.held_since
         self._segments_told: set[int] = set()
         self._drops_seen = 0  # of the slab's segments
         self._segments: dict[int, Segment] = {}  # of the peer's slab, by its number
@@ -221,7 +221,8 @@ class ShmConnection(Connection[Record]):
     def _tell_drops(self) -> None:
         """Segments that the slab gave back need not stay mapped over there. What finds no room is told with a later lease."""
         seen = self._slab.segments_dropped
-        for number in self._segments_told - self._slab.segment_numbers():
+        told = self._segments_told.copy()  # first: what another thread adds after a look at the slab is there, and looks dropped
+        for number in told - self._slab.segment_numbers():
             if not self.notes.tell_dropped(number):
                 return
             self._segments_told.discard(number)
@@ -256,7 +257,7 @@ class ShmConnection(Connection[Record]):
     @property
     def leases_held(self) -> int:
         """Blocks of the peer that arrays of ours still show."""
-        return len(self._borrowings.held_since) if self.error is None else 0
+        return len(self._held_since) if self.error is None else 0  # from any thread: _end() takes the borrowings away
 
     def _ring_doorbell(self) -> None:
         if self._producer.take_sleeping():

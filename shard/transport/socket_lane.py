@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard.arena import BLOCK_BYTES_MIN
-from shard.errors import PeerLostError, RemoteProtocolError, ShmFull
+from shard.errors import PeerLostError, RemoteProtocolError, ShardError, ShmFull
 from shard.frame import (
     FRAME_VERSION,
     HEADER,
@@ -97,7 +97,7 @@ class SocketLane(Connection[list[memoryview]]):
             except BlockingIOError:
                 self._partial = [memoryview(message)]
             except OSError as error:
-                raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
+                raise self._lost(error) from error
             except BaseException:
                 self._cut()
                 raise
@@ -133,7 +133,7 @@ class SocketLane(Connection[list[memoryview]]):
             if self._partial:
                 self._want_writable()
         except OSError as error:
-            raise PeerLostError(f"{self.peer} was lost: {self._why(error)}") from error
+            raise self._lost(error) from error
         except BaseException:
             self._cut()
             raise
@@ -142,6 +142,10 @@ class SocketLane(Connection[list[memoryview]]):
         if self._outbox:
             self.drain()
         return True
+
+    def _lost(self, error: OSError) -> ShardError:
+        """What a send raises whose socket says so; when the connection has ended meanwhile, that is why."""
+        return PeerLostError(f"{self.peer} was lost: {self._why(error)}") if self.error is None else self._ended()
 
     def _why(self, error: OSError) -> str:
         return why_lost(error, self.limits.peer_silent_s)

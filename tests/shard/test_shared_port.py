@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -128,6 +129,14 @@ def test_places_that_have_become_free_are_filled(house: House) -> None:
         wait_until(lambda: house.dealer.connections() == (0, 2))
         with connected(house, 2) as more:
             assert [one.peer_incarnation for one in more] == [1, 1]
+
+
+def test_a_connection_with_checksums_counts_until_it_ends(house: House) -> None:
+    house.add_taker(1)
+    ours = TcpTransport(dataclasses.replace(node(9), tcp_checksum=True), house.slab).connect(house.address, PATIENCE_S)
+    assert house.dealer.connections() == (1,)
+    ours.close()
+    wait_until(lambda: house.dealer.connections() == (0,))
 
 
 def test_without_takers_and_once_they_have_gone_the_process_with_the_port_serves(house: House) -> None:

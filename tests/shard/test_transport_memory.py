@@ -10,7 +10,7 @@ import pytest
 
 from shard import DEFAULT_LIMITS, MemoryTransport, Node, PeerLostError, Reactor, Slab, Transport, Weather
 from shard.transport.memory import MemoryConnection, pair
-from tests.transport_contract import Side, TransportContract
+from tests.transport_contract import Side, TransportContract, World
 
 
 class TestMemory(TransportContract):
@@ -19,6 +19,25 @@ class TestMemory(TransportContract):
     @staticmethod
     def make(node: Node, slab: Slab) -> Transport:
         return MemoryTransport(node, slab)
+
+    def test_a_message_that_another_thread_sends_as_the_other_side_closes_is_kept_by_nobody(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        sender, receiver = one.connection, two.connection
+        assert isinstance(sender, MemoryConnection) and isinstance(receiver, MemoryConnection)
+        taker = sender._taker
+
+        def taker_that_closes() -> MemoryConnection | None:
+            found = taker()
+            receiver.close()
+            return found
+
+        sender._taker = taker_that_closes  # type: ignore[method-assign]
+        sender.send(b"late")
+        world.turn_until(lambda: one.ends)
+        assert two.bodies == []
+        assert not receiver._in_flight
 
 
 class Clock:

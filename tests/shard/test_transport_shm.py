@@ -181,6 +181,66 @@ class TestShm(TransportContract):
         connection.attach(world.reactor)
         world.turn_until(lambda: world.accepted and world.accepted[0].ends)
 
+    def test_a_segment_that_another_thread_hands_over_as_dropped_ones_are_told_stays_mapped_over_there(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        sender, receiver = one.connection, two.connection
+        assert isinstance(sender, ShmConnection) and isinstance(receiver, ShmConnection)
+        slab = sender._slab
+        ask, prepare = slab.segment_numbers, sender._prepare
+        handed_over, go_on = threading.Event(), threading.Event()
+
+        def prepare_and_wait(*message: Any) -> Any:
+            made = prepare(*message)
+            handed_over.set()
+            assert go_on.wait(PATIENCE_S)
+            return made
+
+        def ask_as_another_thread_sends() -> set[int]:
+            slab.segment_numbers = ask  # type: ignore[method-assign]
+            numbers = ask()
+            sender._prepare = prepare_and_wait  # type: ignore[method-assign]
+            other.start()
+            assert handed_over.wait(PATIENCE_S)
+            return numbers
+
+        first = slab.empty(100_000, np.uint8)
+        sender.send(b"", [first])
+        large = slab.statistics().reserved_bytes  # needs another segment
+        other = threading.Thread(target=lambda: sender.send(b"", [slab.empty(large, np.uint8)]))
+        slab.segments_dropped += 1
+        slab.segment_numbers = ask_as_another_thread_sends  # type: ignore[method-assign]
+        sender.send(b"", [first])
+        world.turn_until(lambda: len(two.messages) == 2)
+        while receiver.notes.read():
+            pass
+        go_on.set()
+        world.turn_until(lambda: one.ends or len(two.messages) == 3)
+        other.join(PATIENCE_S)
+        assert not one.ends
+
+    def test_leases_are_counted_as_the_connection_ends(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+        world.turn_until(lambda: two.messages)
+
+        class Ending(ShmConnection):
+            """The reactor's thread ends it after another thread has seen that it goes on."""
+
+            def __getattribute__(self, name: str) -> Any:
+                if name == "error":
+                    self.__class__ = ShmConnection
+                    self.close()
+                    return None
+                return super().__getattribute__(name)
+
+        connection: Any = two.connection
+        assert connection.leases_held == 1
+        connection.__class__ = Ending
+        assert connection.leases_held == 1
+        assert connection.leases_held == 0
+
     def test_a_segment_that_its_owner_dropped_is_unmapped_over_there(self, world: World, sides: tuple[Side, Side]) -> None:
         one, two = sides
         sender, receiver = one.connection, two.connection
