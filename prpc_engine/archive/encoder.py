@@ -67,6 +67,10 @@ class _Unsendable(Exception):
         self.reason = reason
 
 
+# What a value that cannot be sent ends its encoding with; RuntimeError: another thread adds to a dict or set in it meanwhile.
+_REFUSED = (_Unsendable, TypeError, ValueError, RuntimeError)
+
+
 # The shortest way, for values that msgspec takes as they are. Functions, not methods: a bound method takes 20 ns of 200 more.
 
 
@@ -139,7 +143,7 @@ class Encoder:
             return _encode(self._convert(value, blocks, 0)), blocks
         except OverflowError:
             return self._exactly()._encode_walked(value)
-        except (_Unsendable, UnicodeEncodeError, TypeError, ValueError) as error:
+        except _REFUSED as error:
             raise _refusal(error, [("the value", value)]) from error
 
     def _encode_arguments_walked(self, values: tuple[Any, ...]) -> Message:
@@ -155,7 +159,7 @@ class Encoder:
             return _encode(converted), blocks
         except OverflowError:
             return self._exactly()._encode_arguments_walked(values)
-        except (_Unsendable, UnicodeEncodeError, TypeError, ValueError) as error:
+        except _REFUSED as error:
             raise _refusal(error, [(f"argument {index}", value) for index, value in enumerate(values)]) from error
 
     def _exactly(self) -> Encoder:
@@ -354,12 +358,13 @@ def _places(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         if len(seen) > _PLACES_LOOKED_AT_MAX:
             continue
         if isinstance(value, dict):
-            seen += [(f"a key of {place}", key) for key in value if type(key) not in _SIMPLE]
-            seen += [(f"{place}[{key!r}]", item) for key, item in value.items()]
+            items = list(value.items())  # in one step: other threads may change it as we look
+            seen += [(f"a key of {place}", key) for key, _ in items if type(key) not in _SIMPLE]
+            seen += [(f"{place}[{key!r}]", item) for key, item in items]
         elif isinstance(value, list | tuple):
             seen += [(f"{place}[{index}]", item) for index, item in enumerate(value)]
         elif isinstance(value, set | frozenset):
-            seen += [(f"an item of {place}", item) for item in value]
+            seen += [(f"an item of {place}", item) for item in list(value)]
         elif type(value) is Lazy and not value.is_handed_over:
             seen.append((place, value.value))
         elif type(value) in by_class:

@@ -164,6 +164,37 @@ def test_an_unregistered_class_is_refused_with_what_to_do() -> None:
         encode(Narrow(1, 2))
 
 
+class Growing:
+    """Adds to `live` as it is packed, or as its text is asked for: as another thread may at that moment."""
+
+    def __init__(self, live: dict[Any, Any] | set[Any]) -> None:
+        self.live = live
+
+    def grow(self) -> str:
+        self.live |= type(self.live)([(len(self.live), 0)])  # type: ignore[operator]
+        return "growing"
+
+    __repr__ = grow
+
+
+@pytest.mark.parametrize("kind", [dict, set])
+def test_what_another_thread_changes_meanwhile_is_refused(kind: type[Any]) -> None:
+    archive.register(Growing, pack=Growing.grow, unpack=str)
+    live = kind()
+    live |= kind([(Growing(live), 0)])
+    for refused in (lambda: encode(live), lambda: archive.encode_arguments((live,))):
+        with pytest.raises(BadArguments, match=r"cannot be put into a message: .* changed size during iteration"):
+            refused()
+
+
+def test_what_another_thread_changes_as_it_is_refused_is_named_with_its_place() -> None:
+    archive.register(Growing, pack=lambda _: 0, unpack=str)
+    live: dict[Any, Any] = {}
+    live[Growing(live)] = object()
+    with pytest.raises(BadArguments, match=r"the value\[growing\] is of type .*object"):
+        encode(live)
+
+
 def test_what_stands_inside_of_a_registered_object_is_named_with_its_place() -> None:
     archive.register(Batch)
     with pytest.raises(BadArguments, match=r"the value\[0\].labels\[1\] is of type .*OrderedDict"):
