@@ -181,7 +181,7 @@ class AccumulatorClient:
         Raises DeadlineExceeded with what is missing, BadArguments when a server refuses a counter of ours, Closed.
         """
         self._drain(timeout_s)
-        refused = [f"{counter.name!r}: {counter.refusal}" for counter in self.counters.all() if counter.refusal is not None]
+        refused = [f"{one.name!r}: {refusal}" for one in self.counters.all() if (refusal := one.refusal) is not None]
         if refused:
             raise errors.BadArguments(
                 f"{len(refused)} counters are refused, and what is written to them is lost: {'; '.join(refused)}"
@@ -268,16 +268,16 @@ class AccumulatorClient:
                 close_by_s = self._close_by_s
                 self._collect(self.counters.due(now_s) if close_by_s is None else self.counters.all(), now_s)
                 batches = self._batches(now_s)
+                retry_s = self._next_retry_s()
             if batches:
                 self._push(batches)
             elif close_by_s is not None:
-                if now_s >= close_by_s or not any(server.outbox.waiting for server in self._servers):
+                if now_s >= close_by_s or retry_s is None:
                     return
-                self._wait_for_wake(min(close_by_s, self._next_retry_s()) - now_s)
+                self._wait_for_wake(min(close_by_s, retry_s) - now_s)
             else:
-                due_s = self.counters.next_due_s()
-                wake_s = min(now_s + IDLE_S_MAX if due_s is None else due_s, self._next_retry_s())
-                self._wait_for_wake(wake_s - now_s)
+                dues_s = [due_s for due_s in (self.counters.next_due_s(), retry_s) if due_s is not None]
+                self._wait_for_wake(min(dues_s, default=now_s + IDLE_S_MAX) - now_s)
 
     def _wait_for_wake(self, timeout_s: float) -> None:
         with contextlib.suppress(queue.Empty):  # then something is due
@@ -296,9 +296,9 @@ class AccumulatorClient:
         ready = [(server, server.outbox.head()) for server in self._servers if server.retry_at_s <= now_s]
         return [(server, batch) for server, batch in ready if batch is not None]
 
-    def _next_retry_s(self) -> float:
-        waiting = [server.retry_at_s for server in self._servers if server.outbox.waiting]
-        return min(waiting, default=float("inf"))
+    def _next_retry_s(self) -> float | None:
+        """When a server is next to be told of what waits for it; None: nothing waits. With the lock held."""
+        return min((server.retry_at_s for server in self._servers if server.outbox.waiting), default=None)
 
     def _push(self, batches: Sequence[tuple[_Server, Batch]]) -> None:
         """To all servers at once; then see what each says."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,8 @@ FLUSH_COUNT_MAX = 1 << 40
 FLUSH_S = 1.0  # a person who looks once a second sees every counter move
 FLUSH_S_MIN, FLUSH_S_MAX = 0.001, 3600.0
 FOLD_COUNT = 1024  # values in the list: enough to merge them at a few ns each, at most some 50 KB
-# In the list while another thread merges: beyond it a writer waits for that thread, FOLD_WAIT_S at most, as it may be itself (a
-# signal handler, or a finalizer, that writes in the middle of a merge).
+# In the list while another thread merges: beyond it, and with an array, a writer waits for that thread, FOLD_WAIT_S at most, as
+# it may be itself (a signal handler, or a finalizer, that writes in the middle of a merge).
 VALUES_MAX = 64 * FOLD_COUNT
 FOLD_WAIT_S = 1.0
 NAMES_MAX = 65536
@@ -51,6 +52,7 @@ class Counter:
         self._unsent = 0  # values in it
         self._plain = aggregator.plain
         self._values: list[Any] = []
+        self._large: deque[Any] = deque()  # as those, but of values that came when the lock was not to be had
         self._fold_count = min(flush_count or FOLD_COUNT, FOLD_COUNT)
         self._lock = threading.Lock()  # of the aggregate
         self._wake = wake
@@ -98,7 +100,7 @@ class Counter:
     def forget(self) -> None:
         """In the child of a fork: what was written before belongs to the parent, which sends it."""
         self._lock = threading.Lock()  # one that another thread held has nobody to release it here
-        self._values, self._aggregate, self._unsent = [], self._aggregate.fresh(), 0
+        self._values, self._large, self._aggregate, self._unsent = [], deque(), self._aggregate.fresh(), 0
 
     # -- merging -------------------------------------------------------------------------------------------------------
 
@@ -114,11 +116,16 @@ class Counter:
         self._see_whether_full()
 
     def _merge_at_once(self, value: Any) -> None:
-        with self._lock:
+        if not self._lock.acquire(timeout=FOLD_WAIT_S):
+            self._large.append(value)
+            return
+        try:
             self._merge_waiting()
             self._aggregate.merge_value(value)
             self._unsent += 1
             self._plain = frozenset()  # a number after an array: looked at, and refused, where it is written
+        finally:
+            self._lock.release()
         self._see_whether_full()
 
     def _see_whether_full(self) -> None:
@@ -131,20 +138,25 @@ class Counter:
         """With the lock held."""
         values = self._values
         count = len(values)  # more may be appended from here on; they stay
-        if not count:
-            return
-        batch = values[:count]
-        del values[:count]
+        if count:
+            batch = values[:count]
+            del values[:count]
+            self._merge(self._aggregate.merge_values, batch, count)
+        while self._large:
+            self._merge(self._aggregate.merge_value, self._large.popleft(), 1)
+
+    def _merge(self, merge: Callable[[Any], None], values: Any, count: int) -> None:
         try:
-            self._aggregate.merge_values(batch)
+            merge(values)
         except Exception as error:  # an aggregator may be anybody's: what it raises must not look as if nothing was lost
             self.dropped += count
             raise BadArguments(f"counter {self.name!r} dropped {count} values: {type(error).__name__}: {error}") from error
         self._unsent += count
 
     def _check_refusal(self) -> None:
-        if self.refusal is not None:
-            raise BadArguments(f"counter {self.name!r} is refused, and what is written to it is lost: {self.refusal}")
+        refusal = self.refusal  # once: the server may take it again meanwhile
+        if refusal is not None:
+            raise BadArguments(f"counter {self.name!r} is refused, and what is written to it is lost: {refusal}")
 
 
 class CounterSet:
@@ -211,15 +223,16 @@ class CounterSet:
         """Those to be sent now: full ones, and those that were sent `flush_s` ago or longer. New ones begin to wait."""
         found = []
         for counter in self.all():
-            if counter.due_s is None:
-                counter.due_s = now_s + counter.flush_s
-            if counter.full or counter.due_s <= now_s:
+            due_s = counter.due_s  # once, here and below: tighten() clears it in any thread
+            if due_s is None:
+                counter.due_s = due_s = now_s + counter.flush_s
+            if counter.full or due_s <= now_s:
                 found.append(counter)
         return found
 
     def next_due_s(self) -> float | None:
         """When the next one is due, None while there are none that wait."""
-        return min((counter.due_s for counter in self.all() if counter.due_s is not None), default=None)
+        return min((due_s for counter in self.all() if (due_s := counter.due_s) is not None), default=None)
 
     def forget(self) -> None:
         """In the child of a fork: see Counter.forget(). No client sends this set here."""

@@ -7,6 +7,7 @@ merged before it is answered.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import secrets
@@ -168,6 +169,7 @@ class AccumulatorServer:
             self.server = service.create_server(name, AccumulatorShard(states[0]), server_id)
         self._client: RpcClient | None = None
         self._stop = threading.Event()
+        self._closings = itertools.count()  # calls of close(): the first one counts
         self._saving = threading.Lock()
         self._thread = threading.Thread(target=self._save_again_and_again, args=(snapshot_s,), name="prpc-accumulator-snapshot")
         self._thread.daemon = True  # who forgets close() loses what came since the last snapshot, and still ends
@@ -228,7 +230,7 @@ class AccumulatorServer:
 
     def close(self) -> None:
         """Save a last snapshot, and serve no more. A second close does nothing."""
-        if self._stop.is_set():
+        if next(self._closings):
             return
         self._stop.set()
         try:

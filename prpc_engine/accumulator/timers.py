@@ -114,6 +114,7 @@ def _write_of(component: str, name: str, unit: str) -> Callable[[float], None]:
 
 def _make_write(key: Key) -> Callable[[float], None]:
     check_unit(key[2])
+    writes = _Switch.writes  # before its counters: enable_timers() may change both meanwhile, the counters first
     counter = _Switch.counters.counter(counter_name(*key), Timer(), FLUSH_COUNT, FLUSH_S)
 
     def write(duration: float) -> None:
@@ -122,5 +123,5 @@ def _make_write(key: Key) -> Callable[[float], None]:
         except BadArguments as error:  # at most once a batch: what is timed must not fail because it is timed
             logger.warning("%s", error)
 
-    _Switch.writes[key] = write
+    writes[key] = write
     return write

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from prpc_engine.accumulator import Accumulator, Avg, CounterSet, Max, Sum, TopK
+from prpc_engine.accumulator import counter as counter_module
 from prpc_engine.accumulator.counter import FOLD_COUNT, Counter
 from prpc_engine.errors import BadArguments, Closed, ConfigError
 from tests.helpers import ManualClock
+from tests.prpc_engine.processes import PATIENCE_S
 
 
 def make(law: Any = Sum, flush_count: int = 10, flush_s: float = 5.0) -> tuple[CounterSet, Accumulator[Any], Counter]:
@@ -91,6 +93,48 @@ def test_the_most_impatient_user_of_a_name_decides() -> None:
     assert taken(counter) == (3, 2)
 
 
+def test_who_is_due_is_told_while_second_users_of_the_names_make_them_due_sooner() -> None:
+    class Tightened(Counter):
+        """After each look at `due_s` another thread has called tighten()."""
+
+        @property
+        def due_s(self) -> float | None:  # type: ignore[override]
+            due_s, self.looked_at = self.looked_at, None
+            return due_s
+
+        @due_s.setter
+        def due_s(self, due_s: float | None) -> None:
+            self.looked_at = due_s
+
+    counters, _, counter = make(flush_s=5.0)
+    counter.__class__ = Tightened
+    for now_s, due in ((0.0, []), (1.0, []), (6.0, [counter])):
+        counter.due_s = 5.0
+        assert counters.due(now_s) == due
+        counter.due_s = 5.0
+        assert counters.next_due_s() == 5.0
+
+
+def test_a_refusal_that_is_over_as_it_is_told_is_told_whole() -> None:
+    class Accepted(Counter):
+        """After each look at `refusal` the server takes this counter again."""
+
+        @property
+        def refusal(self) -> str | None:  # type: ignore[override]
+            refusal, self.looked_at = self.looked_at, None
+            return refusal
+
+        @refusal.setter
+        def refusal(self, refusal: str | None) -> None:
+            self.looked_at = refusal
+
+    _, accumulator, counter = make()
+    counter.__class__ = Accepted
+    counter.refusal = "it is max() there"
+    with pytest.raises(BadArguments, match=r"lost: it is max\(\) there"):
+        accumulator.flush()
+
+
 def test_101_threads_lose_nothing() -> None:
     _, accumulator, counter = make(flush_count=10)
     total = count = 0
@@ -135,6 +179,28 @@ def test_a_write_in_the_middle_of_a_merge_by_the_same_thread_neither_waits_nor_i
     for _ in range(FOLD_COUNT):
         accumulator.write(1)
     assert taken(counter) == (3 * FOLD_COUNT, 3 * FOLD_COUNT)
+
+
+def test_an_array_written_in_the_middle_of_a_merge_by_the_same_thread_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Meddling(Sum, kind="meddling with arrays"):
+        def merge_values(self, values: Any) -> None:
+            if not meddled.is_set():
+                meddled.set()
+                accumulator.write(np.array([10, 20]))
+            super().merge_values(values)
+
+    meddled = threading.Event()
+    monkeypatch.setattr(counter_module, "FOLD_WAIT_S", 0.001)
+    _, accumulator, counter = make(Meddling, flush_count=0)
+    writer = threading.Thread(target=accumulator.write, args=(np.array([1, 2]),), daemon=True)
+    writer.start()
+    writer.join(PATIENCE_S)
+    assert not writer.is_alive()
+    value, writes = taken(counter)
+    assert value.tolist() == [11, 22]
+    assert writes == 2
 
 
 def test_a_wrong_value_is_an_error_of_that_write_and_of_no_other() -> None:

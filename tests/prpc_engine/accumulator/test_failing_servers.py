@@ -18,7 +18,9 @@ from prpc_engine.accumulator import (
     Sum,
     snapshot_file,
 )
+from prpc_engine.accumulator import outbox as outbox_module
 from prpc_engine.accumulator.client import SERVICE_NAME
+from prpc_engine.accumulator.outbox import Entry
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded
 from tests.prpc_engine.accumulator.processes import NEVER_S, Process
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -70,6 +72,38 @@ def test_without_a_server_values_are_kept_and_wait_empty_ends_in_time() -> None:
             with AccumulatorServer(service):
                 client.wait_empty(PATIENCE_S)
                 assert one.read().value == 10_000
+
+
+def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters, looks = CounterSet(), 0
+
+    class Watched(Entry):
+        """As the sender looks at it among those that wait, another thread collects a new counter, if it gets the lock."""
+
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looks
+            if name == "writes" and threading.current_thread() is client._thread:
+                looks += any(entry is self for entry in outbox._pending.values())
+                if looks == 1 and client._lock.acquire(False):
+                    late.write(10)
+                    client._collect([counters.all()[-1]], 0.0)
+                    client._lock.release()
+            return super().__getattribute__(name)
+
+    with Master() as master, RpcService(master=master.address) as service:
+        server = AccumulatorServer(service)
+        with AccumulatorClient(service, counters=counters) as client:
+            outbox = client._servers[0].outbox
+            one, two, late = (Accumulator(name, Sum, 1, NEVER_S, counters) for name in ("one", "two", "late"))
+            server.close()
+            one.write(1)
+            wait_until(lambda: client.statistics().failures, "a push that nobody answers")
+            monkeypatch.setattr(outbox_module, "Entry", Watched)
+            two.write(2)
+            wait_until(lambda: looks, "a look at what waits behind it")
+            with AccumulatorServer(service):
+                client.wait_empty(PATIENCE_S)
+                assert (one.read().value, two.read().value) == (1, 2)
 
 
 def test_a_server_that_answers_something_else_is_asked_again() -> None:
@@ -189,6 +223,27 @@ def test_a_server_that_is_closed_and_comes_back_loses_nothing_while_others_write
             assert one.read(PATIENCE_S).value == written
             assert client.statistics().pushes_lost == 0
         server.close()
+
+
+def test_a_server_that_two_threads_close_at_once_is_saved_and_closed_once(tmp_path: Path) -> None:
+    with Master() as master, RpcService(master=master.address) as service:
+        server = AccumulatorServer(service, snapshot_path=tmp_path / "snapshot")
+
+        class SetLate(threading.Event):
+            """Another thread closes the server before the first who does has set this."""
+
+            def set(self) -> None:
+                if not others:
+                    others.append(threading.Thread(target=server.close))
+                    others[0].start()
+                    others[0].join(PATIENCE_S)
+                before.set()
+                super().set()
+
+        others: list[threading.Thread] = []
+        before, server._stop = server._stop, SetLate()
+        server.close()
+        assert snapshot_file.load(tmp_path / "snapshot")[0]["counters"] == []
 
 
 def test_a_damaged_snapshot_is_refused_by_name(tmp_path: Path) -> None:

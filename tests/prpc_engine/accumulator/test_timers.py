@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from prpc_engine.accumulator import CounterSet, Timer, disable_timers, enable_timers, timer
+from prpc_engine.accumulator.counter import Counter
 from prpc_engine.errors import ConfigError
 
 
@@ -129,3 +130,25 @@ def test_a_timer_that_its_server_refuses_does_not_break_what_it_times(counters: 
         with timer("a", "b"):
             pass
     assert "is refused" in caplog.text
+
+
+def test_a_timer_made_as_the_switch_is_turned_to_other_counters_does_not_stay_with_those_before() -> None:
+    others = CounterSet()
+
+    class Before(CounterSet):
+        def counter(self, *arguments: Any) -> Counter:
+            enable_timers(others)  # as another thread does in the middle
+            return super().counter(*arguments)
+
+    try:
+        enable_timers(Before())
+        with timer("a", "b"):
+            pass
+        with timer("a", "b"):
+            pass
+        one = found(others, "timer::a::b(ms)")
+        assert one is not None
+        assert one.count == 1
+    finally:
+        enable_timers()
+        disable_timers()
