@@ -51,6 +51,7 @@ class _Task:
         self.period_s = period_s
         self.is_running = False
         self.runs_left: int | None = None  # that have yet to end before it is gone; None: nobody destroys it
+        self.runs_more = 0  # of those, that were asked for by who destroys it
         self.runs = self.failures = self.skipped = 0
 
 
@@ -104,7 +105,10 @@ class Monitor:
         return self._end(name, 0, timeout_s)
 
     def destroy_with_additional_run(self, name: str, timeout_s: float = DESTROY_TIMEOUT_S) -> bool:
-        """As destroy(), after one whole run more, which begins now: for what the function would do at its next time."""
+        """As destroy(), after one whole run more, which begins now: for what the function would do at its next time.
+
+        Raises TimeoutError, and Closed when the monitor is closed before that run.
+        """
         return self._end(name, 1, timeout_s)
 
     def _end(self, name: str, runs_more: int, timeout_s: float) -> bool:
@@ -112,8 +116,8 @@ class Monitor:
             task = self._tasks.get(name)
             if task is None:
                 return False
-            if task.runs_left is None:  # else somebody else destroys it, and we wait with them
-                task.runs_left = task.is_running + runs_more
+            if task.runs_left is None or runs_more > task.runs_more:  # else somebody else does the same, and we wait with them
+                task.runs_left, task.runs_more = task.is_running + runs_more, runs_more
                 task.due = monotonic()
                 if not task.runs_left:
                     del self._tasks[name]
@@ -122,6 +126,8 @@ class Monitor:
                 return True
             if not self._changed.wait_for(lambda: self._tasks.get(name) is not task, timeout_s):
                 raise TimeoutError(f"task {name!r} of {self.name} still runs {timeout_s} s after it was destroyed")
+            if runs_more and task.runs_left:
+                raise Closed(f"{self.name} was closed before the last run of task {name!r}")
             return True
 
     # -- the thread ----------------------------------------------------------------------------------------------------

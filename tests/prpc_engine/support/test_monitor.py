@@ -127,6 +127,37 @@ def test_an_additional_run_begins_after_the_run_in_progress(monitor: Monitor) ->
     assert order == ["begin", "end"] * 2
 
 
+def test_an_additional_run_is_made_although_somebody_else_destroys_the_task_already(monitor: Monitor) -> None:
+    gate = threading.Event()
+    ran: list[int] = []
+    monitor.submit("work", 0, LATER_S, lambda: (ran.append(1), gate.wait(PATIENCE_S)))
+    wait_until(lambda: ran)
+    with ThreadGroup(2) as group:
+        destroyed = group.async_exec(monitor.destroy, "work")
+        wait_until(lambda: monitor._tasks["work"].runs_left == 1)
+        flushed = group.async_exec(monitor.destroy_with_additional_run, "work")
+        wait_until(lambda: len(monitor._changed._waiters) == 2, "their waits")  # type: ignore[attr-defined]
+        gate.set()
+        assert destroyed.result(PATIENCE_S) and flushed.result(PATIENCE_S)
+    assert ran == [1, 1]
+
+
+def test_an_additional_run_that_the_end_of_the_monitor_prevents_is_told(monitor: Monitor) -> None:
+    gate = threading.Event()
+    ran: list[int] = []
+    monitor.submit("work", 0, LATER_S, lambda: (ran.append(1), gate.wait(PATIENCE_S)))
+    wait_until(lambda: ran)
+    with ThreadGroup(1) as group:
+        flushed = group.async_exec(monitor.destroy_with_additional_run, "work")
+        wait_until(lambda: monitor._tasks["work"].runs_left == 2)
+        with pytest.raises(TimeoutError):
+            monitor.close(timeout_s=0)
+        gate.set()
+        with pytest.raises(Closed, match="prpc-monitor was closed before the last run of task 'work'"):
+            flushed.result(PATIENCE_S)
+    assert ran == [1]
+
+
 def test_a_task_may_destroy_itself(monitor: Monitor) -> None:
     ran: list[int] = []
 
