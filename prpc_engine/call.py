@@ -3,18 +3,22 @@
     state      event                      next
     in flight  reply or failure arrives   done      (the value, or the error it names)
     in flight  deadline passes            done      (DeadlineExceeded); a late reply is counted and dropped
-    in flight  the connection ends        done      (MaybeExecuted)
+    in flight  the connection ends        done      (MaybeExecuted), once `sent`: until then its sender finds out, and knows more
     in flight  cancel                     done      (Cancelled); a late reply is counted and dropped
 
 Deadlines are kept without an ordered structure: `soonest` is a lower bound of all of them. It falls when an earlier one
 comes in and is made exact when it passes, so a steady stream of calls with equal timeouts costs one look at the table
 per timeout, and nothing per call.
+
+Entered, a call is being sent until its `sent` says when it was: its thread may stand still in between for as long as the system
+likes.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -23,11 +27,15 @@ from prpc_engine.errors import Cancelled, RpcError
 from shard import Future
 
 NEVER = float("inf")
+Later = Callable[[float, Callable[[], object]], object]
 # A call without a timeout of its own gives up after this long: long for a call, short for a person.
 TIMEOUT_S = 30.0
 # Call ids of one connection of a node, which never come again on another one of it: so many calls take four months at 100 000 a
 # second, and the 24 bits above hold a new connection every second for half a year.
 CALL_ID_BITS = 40
+# Between looks at the calls that were being sent when their connection ended, and how many: a second or so in all, for a thread
+# that does not come to run.
+SENDING_S, SENDING_LOOKS_MAX = 0.001, 1000
 
 
 class Client(Protocol):
@@ -46,7 +54,7 @@ class Call(Future):
     client: Client | None = None  # hears of a failure first, and may try again; None: the failure is the end
     body: bytes = b""  # of the request, for trying again
     blocks: Sequence[NDArray[Any]] = ()
-    sent: float = 0.0  # when; like the deadline, set once the request is on its way
+    sent: float = 0.0  # when; like the deadline, set once the request is on its way; 0.0: it is not
     deadline: float = NEVER  # of this attempt
     overall: float = NEVER  # of all attempts together
     state: Any = None  # of trying again: the client's
@@ -120,12 +128,16 @@ class CallTable:
             call.set_error(error_for(call))
         return len(late)
 
-    def fail_all(self, error_for: Callable[[Call], RpcError]) -> int:
-        """End all: the connection is gone; how many."""
-        calls = list(self.in_flight.values())
-        self.in_flight.clear()
+    def fail_all(self, error_for: Callable[[Call], RpcError], later: Later | None = None, looks: int = SENDING_LOOKS_MAX) -> int:
+        """End all: the connection is gone; how many. later(seconds, callback) is for those that are being sent now: if they were
+        sent, they end then. Without it they end now, too."""
+        calls = [call for call in list(self.in_flight.values()) if call.sent or later is None or looks < 1]
+        for call in calls:
+            self.in_flight.pop(call.call_id, None)
         for call in calls:
             call.set_error(error_for(call))
+        if self.in_flight and later is not None:
+            later(SENDING_S, partial(self.fail_all, error_for, later, looks - 1))
         return len(calls)
 
 

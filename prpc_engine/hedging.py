@@ -49,7 +49,7 @@ class Contest:
         self._call = call
         self._race: Race[Call, Route] = Race(self._hedger, call.overall)
         self._race.sent(call, route, call.sent)
-        if route.peer is None or route.peer.lost:
+        if not route.is_connected:
             self._mender.admit(call)
         call.add_done_callback(self._over)
         self._mender.send(call, route)
@@ -177,7 +177,7 @@ class HedgingClient(RpcClient):
         self._hedge_budget.count_call()
         contest = Contest(hedger, self._mender, self._directory, self._node)
         route = self._only or self._pick()
-        if route.peer is None or route.peer.lost:
+        if not route.is_connected:
             self._mender.peer_at_once(route)
         call = self._mender.encoded(route, method, args, timeout_s, False, contest)
         contest.begin(call, route)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from prpc_engine import errors
 from prpc_engine.balance import Outcome, outcome_of
-from prpc_engine.call import NEVER, Call, Client
+from prpc_engine.call import NEVER, SENDING_LOOKS_MAX, SENDING_S, Call, Client
 from prpc_engine.context import inherited_s
 from prpc_engine.directory import Directory
 from prpc_engine.message import REPEAT
@@ -338,8 +338,17 @@ class Mender:
                 self.report(call.asked[1], error, now)
                 return False
         self.hold(call)
-        self._reactor.call_soon(partial(self.decide, call, error, call.asked[1]))
+        self._reactor.call_soon(partial(self._take_up, call, error, call.asked[1], SENDING_LOOKS_MAX))
         return True
+
+    def _take_up(self, call: Call, error: BaseException, route: Route, looks: int) -> None:
+        """Decide, once the thread that sent the call is done with it: it sets the deadline last, after an answer perhaps."""
+        if not call.sent and looks:
+            self._reactor.call_later(SENDING_S, partial(self._take_up, call, error, route, looks - 1))
+            return
+        if call.overall != NEVER and self._held.get(call) is None:  # unknown when it was held
+            self._arm(call)
+        self.decide(call, error, route)
 
     def decide(self, call: Call, error: BaseException, route: Route, is_told: bool = False) -> None:
         """What follows that failure of the call. `is_told`: the servers were asked what may be sent again. In the reactor."""
@@ -418,7 +427,7 @@ class Mender:
             self._describing.append(then)
             return
         self._describing = [then]
-        routes = sorted(self._balancer.routes, key=lambda route: route.peer is None or route.peer.lost)[:DESCRIBE_SERVERS_MAX]
+        routes = sorted(self._balancer.routes, key=lambda route: not route.is_connected)[:DESCRIBE_SERVERS_MAX]
         left = len(routes)
 
         def told(done: Future) -> None:

@@ -128,10 +128,8 @@ class Peer:
         self.when_lost: list[Callable[[Peer], object]] = []  # called with it, in the reactor, once its connection is over
         self._calls_max = connection.limits.calls_in_flight_max
         self._send = connection.send
-        self.reactor = reactor
-        self._waiter = waiter
-        self._servers = servers
-        self._on_lost = on_lost
+        self.reactor, self._waiter = reactor, waiter
+        self._servers, self._on_lost = servers, on_lost
         connection.on_message = self._on_message
         connection.on_close = self._on_close
 
@@ -187,8 +185,8 @@ class Peer:
             if isinstance(error, ShardError):
                 raise self._not_sent(error, method, route) from error
             raise
-        self._set_deadline(call, timeout_s)
-        call.overall = call.deadline
+        now = self._set_deadline(call, timeout_s)
+        call.overall, call.sent = call.deadline, now
         return call
 
     def resend(self, call: Call, route: Route, timeout_s: float | None, kind: int = REQUEST) -> None:
@@ -200,17 +198,18 @@ class Peer:
         body, blocks = self.decoder.for_peer(call.body, call.blocks)
         call_id = call.call_id if kind == REPEAT else self._next_id()
         call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
-        call.deadline = NEVER  # the one it has is of the attempt before
+        call.deadline, call.sent, sent = NEVER, 0.0, call.sent  # those that it has are of the attempt before
         self._in_flight[call_id] = call
         wait_ms = wait_in_ms(timeout_s)
         try:
             self._send(_pack(kind, 0, 0, route.target, call_id, method_key(method), wait_ms) + body, blocks, True)
         except BaseException as error:
             self._in_flight.pop(call_id, None)
+            call.sent = sent
             if isinstance(error, ShardError):
                 raise self._not_sent(error, method, route) from error
             raise
-        self._set_deadline(call, timeout_s)
+        call.sent = self._set_deadline(call, timeout_s)
 
     def open(self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Stream:
         """Begin a stream; it counts as a call in flight. Raises as request()."""
@@ -245,7 +244,7 @@ class Peer:
         may_be_overtaken = HEADER_BYTES + len(body) + sum(block.nbytes for block in blocks) >= self.connection.bulk_bytes_min
         side = NO_CREDIT if may_be_overtaken else WITH_CREDIT
         wait_ms = wait_in_ms(timeout_s)
-        client, call.client = call.client, None  # once it has left, whatever comes is the end
+        client, sent, call.client, call.sent = call.client, call.sent, None, 0.0  # once it has left, whatever comes is the end
         self._streams[call_id] = call.inbox, call.window
         self._in_flight[call_id] = call
         try:
@@ -253,11 +252,11 @@ class Peer:
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             self._streams.pop(call_id, None)
-            call.client = client
+            call.client, call.sent = client, sent
             if isinstance(error, ShardError):
                 raise self._not_sent(error, method, route) from error
             raise
-        self._set_deadline(call, timeout_s)
+        call.sent = self._set_deadline(call, timeout_s)
         call.opened(not may_be_overtaken)
         call.add_done_callback(self._answered)
 
@@ -297,14 +296,15 @@ class Peer:
         except ShardError as error:
             logger.debug("%s was not told (%d): %s", self.connection.peer, kind, str(error))
 
-    def _set_deadline(self, call: Call, timeout_s: float | None) -> None:
-        # The other side is at work: what follows costs the caller nothing.
-        call.sent = now = monotonic()
+    def _set_deadline(self, call: Call, timeout_s: float | None) -> float:
+        # The other side is at work: what follows costs the caller nothing. Last it says by `sent`, which is now, that it is done.
+        now = monotonic()
         if timeout_s is not None:
             call.deadline = deadline = now + timeout_s
             if deadline < self.calls.soonest:
                 self.calls.soonest = deadline
                 self.reactor.call_soon(partial(self._arm, deadline))
+        return now
 
     def notify(self, route: Route, method: str, key: int, arguments: tuple[Any, ...]) -> None:
         """Send one notification: no answer comes. Raises as request()."""
@@ -482,12 +482,13 @@ class Peer:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _on_close(self, connection: Connection[Any], error: ShardError) -> None:
-        now, unsent = self.reactor.clock(), calls_of(connection.unsent)
-        connection.unsent.clear()
+        unsent, connection.unsent = calls_of(connection.unsent), []
         self.lost = True
-        self.calls.fail_all(lambda call: error_of(call, error, call.call_id in unsent, now))
-        for inbox, _ in list(self._streams.values()):  # answered, with items still under way
-            inbox.cut(errors.MaybeExecuted(f"the peer was lost before all items of a stream had come ({error})"))
+        later = None if isinstance(error, ClosedError) else self.reactor.call_later  # else nobody may come to look again
+        self.calls.fail_all(lambda call: error_of(call, error, call.call_id in unsent, self.reactor.clock()), later)
+        for call_id, (inbox, _) in list(self._streams.items()):
+            if call_id not in self._in_flight:  # answered, with items still under way
+                inbox.cut(errors.MaybeExecuted(f"the peer was lost before all items of a stream had come ({error})"))
         self._streams.clear()
         gone = CancelledError(f"{connection.peer} is gone")
         for job in list(self.running.values()):  # what nobody waits for goes on only when it has begun and is no stream

@@ -28,7 +28,14 @@ class Route:
     @property
     def in_flight(self) -> Sized:
         """Calls that wait for the node it lives on, or for a connection to it."""
-        return self.peer.calls.in_flight if self.peer is not None else self.waiting or ()
+        peer = self.peer  # looked at once: whoever finds it lost sets it to None, in any thread
+        return peer.calls.in_flight if peer is not None else self.waiting or ()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a call may leave at once."""
+        peer = self.peer
+        return peer is not None and not peer.lost
 
     def __str__(self) -> str:
         return self.text

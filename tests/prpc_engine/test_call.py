@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 
 import pytest
 
-from prpc_engine.call import NEVER, Call, CallTable
+from prpc_engine.call import NEVER, SENDING_LOOKS_MAX, Call, CallTable
 from prpc_engine.errors import Cancelled, DeadlineExceeded, MaybeExecuted, RpcError
 
 
@@ -116,6 +117,23 @@ def test_the_end_of_the_connection_ends_all() -> None:
     assert table.fail_all(lost) == 2
     assert [str(call.error()) for call in calls] == ["1 is lost", "2 is lost"]
     assert table.fail_all(lost) == 0
+
+
+def test_a_call_that_is_being_sent_when_the_connection_ends_is_looked_at_again() -> None:
+    table, looks = CallTable(), deque[Callable[[], object]]()
+    sent, refused, later, never = (enter(table) for _ in range(4))
+    sent.sent = 1.0
+    assert table.fail_all(lost, lambda _, look: looks.append(look)) == 1
+    assert sent.done() and len(looks) == 1
+    del table.in_flight[refused.call_id]
+    later.sent = 2.0
+    looks.popleft()()
+    assert later.done() and not refused.done() and not never.done()
+    for _ in range(SENDING_LOOKS_MAX):  # whoever was to send it stands still
+        for look in tuple(looks):
+            looks.popleft()
+            look()
+    assert never.done() and not looks
 
 
 def test_a_callback_of_one_call_may_make_another() -> None:

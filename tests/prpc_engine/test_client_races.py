@@ -14,7 +14,9 @@ from prpc_engine.master import master as master_module
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
+from prpc_engine.route import Route as Way
 from prpc_engine.server import Server
+from prpc_engine.serving import Servers
 from shard import PeerLostError
 from tests.prpc_engine.peers import Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
@@ -200,6 +202,24 @@ def test_a_client_that_is_closed_while_it_looks_who_serves_knows_nobody(world: W
     assert client.server_ids == ()
 
 
+def test_the_owner_of_a_key_is_one_of_those_that_are_known_together(world: World) -> None:
+    class Going(dict[int, Way]):
+        """The server that was found to own a key goes before the way to it is looked up."""
+
+        def get(self, server_id: Any, default: Any = None) -> Any:
+            directory.set_entries([])
+            return default
+
+    directory = world.calling.create_client("test")._directory
+    entries = world.calling._look_again("test")
+    directory.set_entries([])
+    sought = directory.by(1)
+    for find in (sought.find, lambda: directory.by(1)):  # type: ignore[attr-defined]
+        directory.set_entries(entries)
+        directory.routes = Going(directory.routes)
+        assert find().text == "server 0 of 'test' (rank 0)"
+
+
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +338,20 @@ def test_a_service_that_is_closed_before_its_watch_begins_leaves_none_behind(
     closed.set()
     assert tried.wait(PATIENCE_S)
     assert not [thread.name for thread in threading.enumerate() if thread.name == "prpc-master-watch"]
+
+
+@pytest.mark.parametrize("step", ["_deregister", "_drain"])
+def test_a_server_that_is_taken_back_as_its_service_is_closed_goes_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    go_on = getattr(Servers, step)
+
+    def late(servers: Servers, *arguments: Any) -> None:
+        world.serving.close()
+        go_on(servers, *arguments)
+
+    monkeypatch.setattr(Servers, step, late)
+    world.server.close(PATIENCE_S)
 
 
 def test_threads_that_close_a_service_at_once_both_come_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

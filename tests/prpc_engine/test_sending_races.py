@@ -1,0 +1,195 @@
+"""Calls on their way to a server, held between two steps: by then their connection has ended, or the answer is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from prpc_engine import Deferred, HedgePolicy, Master, RpcClient, RpcService, errors, idempotent, once
+from prpc_engine.peer import Peer
+from prpc_engine.route import Route
+from shard import PeerLostError
+from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
+
+SHORT_S = 0.05
+
+
+class World:
+    """One service that serves "test", and one that calls it."""
+
+    def __init__(self, master: Master) -> None:
+        self.ran = 0
+        self.serving, self.calling = RpcService(master.address), RpcService(master.address)
+        self.serving.create_server("test", self)
+
+    @idempotent
+    def echo(self, value: Any) -> Any:
+        return value
+
+    @once
+    def add(self) -> int:
+        self.ran += 1
+        return self.ran
+
+    def count(self) -> int:
+        self.ran += 1
+        return self.ran
+
+    def items(self) -> Iterator[int]:
+        self.ran += 1
+        yield from range(3)
+
+    def close(self) -> None:
+        self.calling.close()
+        self.serving.close()
+
+
+@pytest.fixture
+def world(master: Master) -> Iterator[World]:
+    made = World(master)
+    yield made
+    made.close()
+
+
+@pytest.mark.usefixtures("patient_describe")
+@pytest.mark.parametrize("way", ["first", "again"])
+@pytest.mark.parametrize("method", ["add", "count"])
+def test_a_call_whose_connection_ends_as_it_is_about_to_leave_runs_once_over_another(
+    world: World, monkeypatch: pytest.MonkeyPatch, method: str, way: str
+) -> None:
+    client, route = cut_before_sending(world, monkeypatch, lambda: way == "again" or bool(world.ran))
+    if way == "first":
+        assert client.call(method, timeout_s=PATIENCE_S) == 1
+    else:
+        call = client._mender.encoded(route, method, (), PATIENCE_S, True, client)
+        client._mender.admit(call)
+        client._mender.send(call, route)
+        assert call.result(PATIENCE_S) == 1
+    assert client.call("echo", 2, timeout_s=PATIENCE_S) == 2
+    assert world.ran == 1
+    assert client.statistics().retries == 0, "it never left before"
+
+
+@pytest.mark.parametrize("way", ["first", "again"])
+def test_a_stream_whose_connection_ends_as_it_is_about_to_be_opened_is_opened_over_another(
+    world: World, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    client, route = cut_before_sending(world, monkeypatch, lambda: True)
+    if way == "first":
+        stream = client.stream("items", timeout_s=PATIENCE_S)
+    else:
+        stream = client._stream_later(route, "items", (), PATIENCE_S, True)
+    assert list(stream) == [0, 1, 2]
+    assert world.ran == 1
+
+
+def cut_before_sending(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_followed: Callable[[], bool]
+) -> tuple[RpcClient, Route]:
+    """A client, connected to its only server: the connection ends when its next request is entered and not sent yet. If the
+    mender hears of that request, until then, it is not sent before has_followed()."""
+    client = world.calling.create_client("test")
+    assert client.call("echo", 1) == 1
+    wait_connected(client)
+    (route,) = client._routes.values()
+    peer = route.peer
+    assert peer is not None
+    made, send = world.calling._node, peer._send
+
+    def late(*message: Any) -> None:
+        made.reactor.call_soon(lambda: peer.connection.close(PeerLostError("it was cut")))
+        wait_until(lambda: peer not in made._peers.values(), "all are told of the end")
+        wait_until(lambda: not client._mender._held or has_followed(), "what follows from that")
+        send(*message)
+
+    monkeypatch.setattr(peer, "_send", late)
+    return client, route
+
+
+def test_a_call_that_is_refused_before_its_sender_goes_on_ends_by_its_deadline_at_the_next_server(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Deferred] = []
+
+    def hang() -> Deferred:
+        held.append(Deferred())
+        return held[-1]
+
+    world.calling.create_server("test", {"count": hang, "echo": world.echo})
+    client = world.calling.create_client("test", 2)
+    assert client.broadcast("echo", 1) == [1, 1]
+    wait_connected(client)
+    (server,) = (one for one in world.serving._node.servers.values() if one.service == "test")
+    world.serving._node.reactor.call_soon(server.stop)
+    wait_until(lambda: server.jobs.closed, "it stops")
+    client._only = first = client._routes[0]
+    reactor = world.calling._node.reactor
+    peer = first.peer
+    assert peer is not None
+    send = peer._send
+
+    def late(*message: Any) -> None:
+        monkeypatch.setattr(peer, "_send", send)
+        send(*message)
+        wait_until(lambda: client._mender._held, "the refusal")
+        followed = threading.Event()
+        reactor.call_soon(lambda: reactor.call_soon(followed.set))
+        assert followed.wait(PATIENCE_S)
+
+    monkeypatch.setattr(client._directory, "is_stale", lambda *_: False)
+    monkeypatch.setattr(peer, "_send", late)
+    call = client.submit("count", timeout_s=SHORT_S)
+    assert isinstance(call.error(PATIENCE_S / 2), errors.DeadlineExceeded)
+    assert len(held) == 1
+
+
+class Forgetful(Route):
+    """Whenever its peer was looked at, another thread finds that one lost."""
+
+    __slots__ = ()
+
+    @property
+    def peer(self) -> Peer | None:  # type: ignore[override]
+        seen: Peer | None = _PEER.__get__(self)
+        _PEER.__set__(self, None)
+        return seen
+
+    @peer.setter
+    def peer(self, peer: Peer | None) -> None:
+        _PEER.__set__(self, peer)
+
+
+_PEER: Any = Route.__dict__["peer"]
+
+
+def connected(client: RpcClient) -> Route:
+    """The way to its only server, from now on a forgetful one."""
+    assert client.call("echo", 1) == 1
+    wait_connected(client)
+    (route,) = client._routes.values()
+    route.__class__ = Forgetful
+    return route
+
+
+def test_a_server_whose_connection_is_found_lost_as_its_calls_are_counted_has_none(world: World) -> None:
+    with world.calling.create_client("test") as client:
+        route = connected(client)
+        assert [len(route.in_flight), len(route.in_flight)] == [0, 0]
+
+
+def test_a_hedged_call_is_sent_though_another_thread_finds_its_connection_lost(world: World) -> None:
+    with world.calling.create_client("test", hedge=HedgePolicy(delay_s=PATIENCE_S)) as client:
+        connected(client)
+        assert client.call("echo", 2, timeout_s=PATIENCE_S) == 2
+
+
+def test_servers_are_asked_what_may_be_repeated_though_another_thread_finds_one_lost(world: World) -> None:
+    told = threading.Event()
+    with world.calling.create_client("test") as client:
+        connected(client)
+        world.calling._node.reactor.call_soon(lambda: client._mender.describe(told.set))
+        assert told.wait(PATIENCE_S)
+        assert client._mender.is_idempotent("echo")
