@@ -47,6 +47,7 @@ class Directory:
         self.on_change: Callable[[dict[int, Route]], None] = _ignore
         self.routes: dict[int, Route] = {}  # replaced and never changed
         self.server_ids: tuple[int, ...] = ()  # sorted
+        self._owners: tuple[Route, ...] = ()  # of keys: in the order of their server ids
         self.balancer: Balancer[Route] = Balancer((), random, balance, guard=threading.Lock())
         self._ailing = self.balancer.ailing
         self._pick = self.balancer.pick
@@ -88,14 +89,14 @@ class Directory:
     def by(self, key: int | str | bytes) -> Route:
         """The owner of that key among those known; one that is sought when none is."""
         number = key if isinstance(key, int) else zlib.crc32(key.encode() if isinstance(key, str) else key)
-        ids = self.server_ids
-        if ids:
-            return self.to(ids[number % len(ids)])
+        owners = self._owners
+        if owners:
+            return owners[number % len(owners)]
         return Sought(self.name, f"the server of {self.name!r} for key {key!r}", partial(self._find_by, number))
 
     def _find_by(self, number: int) -> Route:
-        ids = self.server_ids
-        return self._find(ids[number % len(ids)]) if ids else self.find_any()
+        owners = self._owners
+        return owners[number % len(owners)] if owners else self.find_any()
 
     # -- who is known --------------------------------------------------------------------------------------------------
 
@@ -110,6 +111,7 @@ class Directory:
             routes[entry.server_id] = known
         self.routes = routes
         self.server_ids = tuple(sorted(routes))
+        self._owners = tuple(routes[server_id] for server_id in self.server_ids)
         self.balancer.set_routes(routes.values())
         self.on_change(routes)
 

@@ -80,9 +80,11 @@ def _read(path: str) -> str | None:
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
-        if os.path.islink(path):
-            raise ConfigError(f"{path} cannot be read: it is a link to {os.readlink(path)}, which is not there") from None
-        return None
+        try:
+            target = os.readlink(path)
+        except OSError:  # no link; nor is one that was there a moment ago, and may now lead elsewhere
+            return None
+        raise ConfigError(f"{path} cannot be read: it is a link to {target}, which is not there") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > FILE_BYTES_MAX:

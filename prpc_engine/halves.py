@@ -67,6 +67,11 @@ class Window:
             future.set_result(None)
         return future
 
+    @property
+    def ended_by(self) -> BaseException | None:
+        """What closed the stream; None: nothing has."""
+        return self._error
+
     def give_up(self, credit: Future) -> None:
         """Who got that of take() waits for it no longer."""
         with contextlib.suppress(ValueError):  # it was granted at the last moment
@@ -118,8 +123,9 @@ class Inbox:
             return True
         self._items.append(item)
         self._next = (number + 1) & NUMBER_MASK
-        while self._next in self._early:
-            self._items.append(self._early.pop(self._next))
+        early = self._early  # finish() in another thread lets go of it
+        while self._next in early:
+            self._items.append(early.pop(self._next))
             self._next = (self._next + 1) & NUMBER_MASK
         self._finish_if_all_are_here()
         self._wake()
@@ -149,7 +155,7 @@ class Inbox:
     def _finish_if_all_are_here(self) -> None:
         if self._ending and self._count in (None, self._next):
             self.finished = True
-            self._early.clear()
+            self._early = {}
             self._wake()
 
     def _wake(self) -> None:

@@ -191,13 +191,19 @@ class Stream:
             except TimeoutError:
                 self._window.give_up(credit)
                 raise
-        self._line.send_item(item)
+        self._send(item)
 
     async def asend(self, item: Any) -> None:
         """send() for a task or an asyncio coroutine."""
         while (credit := self._window.take()) is not None:
             await credit
-        self._line.send_item(item)
+        self._send(item)
+
+    def _send(self, item: Any) -> None:
+        try:
+            self._line.send_item(item)
+        except errors.Closed as error:  # it ended after the look at the window, which has heard how
+            raise self._window.ended_by or error from None
 
     def end(self) -> None:
         """Nothing more will be sent: the server's iteration ends."""

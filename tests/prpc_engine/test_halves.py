@@ -75,6 +75,23 @@ def test_a_connection_that_is_gone_cuts_what_was_still_to_come() -> None:
     assert taken(inbox) == ["gone"]
 
 
+def test_an_item_may_come_as_another_thread_gives_the_stream_up() -> None:
+    class Early(dict[int, Any]):
+        """Between the look at an item that came early and its being taken."""
+
+        def __contains__(self, number: object) -> bool:
+            found = super().__contains__(number)
+            if found:
+                inbox.finish(RuntimeError("given up"))
+            return found
+
+    inbox = new_inbox()
+    assert inbox.put(1, "b")
+    inbox._early = Early(inbox._early)
+    assert inbox.put(0, "a")
+    assert taken(inbox) == ["a", "b", "given up"]
+
+
 def test_numbers_begin_anew_after_the_largest() -> None:
     inbox = new_inbox()
     inbox._next = NUMBER_MASK

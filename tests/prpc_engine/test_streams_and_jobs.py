@@ -273,6 +273,20 @@ def test_sending_to_a_stream_that_is_over_says_so(world: World) -> None:
         stream.send(1)
 
 
+def test_sending_to_a_stream_that_ends_as_an_item_is_about_to_leave_says_how(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, encode = world.open("breaks"), world.client._encode
+
+    def late(item: Any) -> Any:
+        world.turn()
+        return encode(item)
+
+    monkeypatch.setattr(world.client, "_encode", late)
+    with pytest.raises(errors.RemoteError, match="broken"):
+        stream.send(1)
+
+
 def test_a_stream_over_a_lost_connection_ends_on_both_sides(world: World) -> None:
     stream = world.open("count", 1000)
     assert next(stream) == 0

@@ -88,6 +88,18 @@ def test_what_cannot_be_read_is_named(here: Path) -> None:
         found()
 
 
+def test_a_link_to_nowhere_that_goes_as_it_is_read_is_none(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, readlink = here / ".endpoint_map", os.readlink
+
+    def late(path: str) -> str:
+        file.unlink()
+        return readlink(path)
+
+    file.symlink_to("elsewhere")
+    monkeypatch.setattr(os, "readlink", late)
+    assert EndpointMapFile.read(Found("", "default")).text is None
+
+
 def test_a_pipe_is_no_map_and_nobody_waits_for_its_writer(here: Path) -> None:
     os.mkfifo(here / ".endpoint_map")
     with pytest.raises(ConfigError, match="cannot be read: it is no file"):
