@@ -20,7 +20,7 @@ from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.shard_figures import ShardFigures, ShardReader
 from prpc_engine.sharded import figures_of_shard, serve_in_shard, stop_serving_in_shard
 from prpc_engine.timing import MethodTiming, Timing
-from shard import Driver, Future, ShardGroup
+from shard import ClosedError, Driver, Future, PeerLostError, ShardGroup
 
 CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
 ABSENT_S = 2.0  # for a master that is away to come back and hear that a server goes; a restart from its journal takes less
@@ -148,10 +148,17 @@ class Servers:
             raise errors.ConfigError("sharded=True needs shards: RpcService(shards=N)")
         if not callable(factory):
             raise errors.ConfigError(f"sharded=True needs a factory to call in each shard, not {factory!r}")
-        entries = []
-        for index in range(self.group.size):  # one after the other: their ids are in order of the shards
-            wanted = server_id if server_id < 0 else server_id + index
-            entries.append(self.group.submit_to(index, serve_in_shard, name, factory, wanted, bounds).result(TIMEOUT_S))
+        entries: list[tuple[int, int]] = []
+        try:
+            for index in range(self.group.size):  # one after the other: their ids are in order of the shards
+                wanted = server_id if server_id < 0 else server_id + index
+                entries.append(self.group.submit_to(index, serve_in_shard, name, factory, wanted, bounds).result(TIMEOUT_S))
+        except BaseException as error:
+            if entries:  # or these would go on serving, and nobody could take them back
+                self.remove(tuple(target for _, target in entries), 0.0)
+            if isinstance(error, ClosedError):
+                self._check_open()
+            raise
         ids, targets = zip(*entries, strict=True)
         return RpcServer(self, name, ids, targets)
 
@@ -161,6 +168,13 @@ class Servers:
 
     def remove(self, targets: tuple[int, ...], drain_s: float) -> None:
         """Take servers back; what has begun goes on for up to `drain_s` seconds."""
+        try:
+            self._remove(targets, drain_s)
+        except (errors.Closed, ClosedError):
+            if not self.closed:  # else they went with the service, meanwhile
+                raise
+
+    def _remove(self, targets: tuple[int, ...], drain_s: float) -> None:
         for target in targets:
             server = self.node.servers.get(target)
             if server is None:
@@ -170,7 +184,13 @@ class Servers:
                 self._drain(server, drain_s)
             self.node.servers.pop(target, None)
         if self.group is not None and not self.closed:
-            self.group.map(stop_serving_in_shard, targets, drain_s, timeout_s=drain_s + TIMEOUT_S)
+            told = []
+            for index in range(self.group.size):
+                with contextlib.suppress(PeerLostError):  # what is gone serves no more, and keeps no other from being told
+                    told.append(self.group.submit_to(index, stop_serving_in_shard, targets, drain_s))
+            for one in told:
+                with contextlib.suppress(PeerLostError):
+                    one.result(drain_s + TIMEOUT_S)
 
     def _deregister(self, server: Server, target: int) -> None:
         """Have the master tell clients, before they are refused here."""

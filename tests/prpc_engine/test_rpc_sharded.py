@@ -11,7 +11,7 @@ import pytest
 
 import prpc_engine
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import ConfigError, RpcError
+from prpc_engine.errors import Closed, ConfigError, NodeExists, RpcError
 from shard import ShardError
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -71,7 +71,7 @@ def test_sharded_servers_can_be_taken_back(services: tuple[RpcService, RpcServic
 
 def test_a_killed_shard_ends_its_server_and_not_the_other(services: tuple[RpcService, RpcService]) -> None:
     sharded, plain = services
-    sharded.create_server("test", Plain, sharded=True)
+    server = sharded.create_server("test", Plain, sharded=True)
     client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
     first, second = client.broadcast("pid")
     os.kill(first, signal.SIGKILL)
@@ -79,6 +79,8 @@ def test_a_killed_shard_ends_its_server_and_not_the_other(services: tuple[RpcSer
     assert client.call_to(1, "pid") == second
     with pytest.raises(RpcError):
         client.call_to(0, "pid", timeout_s=PATIENCE_S)
+    server.close()
+    assert "test" not in plain._ask_master("services")
 
 
 def test_a_sharded_server_needs_shards_and_a_factory(services: tuple[RpcService, RpcService]) -> None:
@@ -99,6 +101,21 @@ def test_a_factory_that_raises_is_told_to_the_maker(services: tuple[RpcService, 
 
 def _broken_factory() -> object:
     return 1 // 0
+
+
+def test_where_one_shard_cannot_serve_none_does(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    plain.create_server("test", Plain(), server_id=1)
+    with pytest.raises(NodeExists):
+        sharded.create_server("test", Plain, server_id=0, sharded=True)
+    assert [entry.server_id for entry in plain._lookup("test", 0, PATIENCE_S)] == [1]
+
+
+def test_a_service_that_is_closed_makes_no_sharded_servers(services: tuple[RpcService, RpcService]) -> None:
+    sharded, _ = services
+    sharded.close()
+    with pytest.raises(Closed):
+        sharded.create_server("test", Plain, sharded=True)
 
 
 def test_shards_that_cannot_be_started_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
