@@ -81,6 +81,15 @@ class RpcServiceInfo:
     servers: tuple[ServerInfo, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A lock, as it was acquired: it may have been lost, and acquired by another thread since."""
+
+    name: str
+    token: int
+    thread: int  # its ident
+
+
 class MasterClient:
     """See the file's head. Thread-safe; a context manager.
 
@@ -111,7 +120,7 @@ class MasterClient:
     ) -> None:
         named = label or f"process {os.getpid()}"
         self._backend = backend or TcpBackend(address, root, secret, limits, lease_s, heartbeat_s, named, timeout_s)
-        self._held: dict[str, tuple[int, int]] = {}  # lock -> token, ident of the thread that holds it
+        self._held: dict[_Held, _Held] = {}  # each by itself
 
     @property
     def endpoint(self) -> str:
@@ -296,37 +305,49 @@ class MasterClient:
         """Hold a lock until release_lock(), or until this session ends; its token, larger than that of any holder before.
 
         First come, first served. Raises DeadlineExceeded with who holds it, Rejected where this thread does already."""
-        held = self._held.get(name)
-        if held is not None and held[1] == threading.get_ident():
-            raise errors.Rejected(f"lock {name!r} is held by this thread already (token {held[0]}): release it first")
-        token = int(self._ask(timeout_s, "acquire_lock", name))
-        self._held[name] = token, threading.get_ident()
-        return token
+        return self._acquire(name, timeout_s).token
+
+    def _acquire(self, name: str, timeout_s: float) -> _Held:
+        here = threading.get_ident()
+        held = self._find_held(name)
+        if held is not None and held.thread == here:
+            raise errors.Rejected(f"lock {name!r} is held by this thread already (token {held.token}): release it first")
+        held = _Held(name, int(self._ask(timeout_s, "acquire_lock", name)), here)
+        self._held[held] = held
+        return held
+
+    def _find_held(self, name: str) -> _Held | None:
+        """The lock as this thread acquired it, else as another one did last."""
+        here = threading.get_ident()
+        latest_first = [held for held in reversed(list(self._held)) if held.name == name]
+        return max(latest_first, key=lambda held: held.thread == here, default=None)
 
     def release_lock(self, name: str, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """Let the next one have it. Raises Rejected when this client does not hold it: never did, or lost it."""
-        held = self._held.pop(name, None)
-        if held is None:
+        self._release(name, self._find_held(name), timeout_s)
+
+    def _release(self, name: str, held: _Held | None, timeout_s: float) -> None:
+        if held is None or self._held.pop(held, None) is None:
             raise errors.Rejected(f"lock {name!r} is not held by this client: acquire it first")
         try:
-            was_held = self._ask(timeout_s, "release_lock", name, held[0])
+            was_held = self._ask(timeout_s, "release_lock", name, held.token)
         except errors.RpcError:
-            self._held.setdefault(name, held)  # for another try: as far as anybody knows we hold it
+            self._held[held] = held  # for another try: as far as anybody knows we hold it
             raise
         if not was_held:
             raise errors.Rejected(
-                f"lock {name!r} was lost before its release (token {held[0]}): the session at the master at {self.endpoint} "
+                f"lock {name!r} was lost before its release (token {held.token}): the session at the master at {self.endpoint} "
                 "ended meanwhile, and others may have held it; hand the token to what the lock protects, to fence that off"
             )
 
     @contextmanager
     def lock(self, name: str, timeout_s: float = ASK_TIMEOUT_S) -> Iterator[int]:
         """with client.lock("name", timeout_s=10.0) as token: see acquire_lock(). The release has its own time."""
-        token = self.acquire_lock(name, timeout_s)
+        held = self._acquire(name, timeout_s)
         try:
-            yield token
+            yield held.token
         finally:
-            self.release_lock(name)
+            self._release(name, held, ASK_TIMEOUT_S)
 
     def barrier(
         self, name: str, count: int, timeout_s: float = ASK_TIMEOUT_S, member: str = "", expected: Sequence[str] = ()

@@ -38,6 +38,7 @@ class _Registered:
     target: int  # now
     number: int  # of the request to register it again
     next: int = 0  # target
+    token: str = ""  # of the session over which it was registered again last
 
 
 class Joined:
@@ -65,10 +66,12 @@ class Joined:
                 self._served.pop(target, None)
             return known.next or known.target  # a new session may have heard of the next one, and of no other
 
-    def anew(self, ask: Ask) -> None:
-        """Join and register again. Raises what `ask` raises; then once more, from the beginning."""
+    def anew(self, token: str, ask: Ask) -> None:
+        """Join and register again, over the session of that token. Raises what `ask` raises; then once more, for what is left."""
         self.rank = ask(0, "join", self.addresses, self.shard_of, self.rank)
         for first, one in list(self._servers.items()):
+            if one.token == token:
+                continue
             try:
                 if not one.next:
                     _, one.next = ask(0, "prepare_server", one.service, one.server_id)
@@ -80,6 +83,7 @@ class Joined:
                     "server %d of %r could not be registered again: %s", one.server_id, one.service, error.remote_message
                 )
                 continue
+            one.token = token
             if not self._moved(first, one):
                 ask(0, "deregister_server", one.next)
 

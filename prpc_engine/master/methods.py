@@ -362,6 +362,8 @@ class MasterMethods:
             answer = self._registry.answered(session, arrival.request)
             if answer is not None:
                 return list(answer[0])
+            if path not in self._registry.tree.nodes:  # somebody cleared it away: it opens for others, and never for us
+                raise RegistryError(f"{what}: the arrival was deleted meanwhile")
             if self._time_is_up(asker):
                 text = self._meetings.give_up(session, part, arrival.request)
                 self._commit()

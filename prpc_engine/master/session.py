@@ -170,15 +170,9 @@ class MasterSession:
             self._finish(request, self._maybe(request, "the session expired meanwhile"))
             return
         left_s = max(0.0, request.deadline - time.monotonic())
+        asked = (request.number, request.verb, list(request.arguments), left_s)
         try:
-            call = peer.request(
-                MASTER_ROUTE,
-                "ask",
-                ASK,
-                (request.number, request.verb, list(request.arguments), left_s),
-                left_s + ANSWER_S,
-                False,
-            )
+            call = peer.request(MASTER_ROUTE, "ask", ASK, asked, left_s + ANSWER_S, False)
         except (errors.NotSent, errors.Closed) as error:
             self._send_over_the_next(request, error)
         except errors.RpcError as error:
@@ -421,7 +415,7 @@ class MasterSession:
             self._open_session(peer, 0, "")
             self._anew = self._anew or anew
         if self._anew and self._joined is not None:
-            self._joined.anew(partial(self._now, peer))
+            self._joined.anew(self._token, partial(self._now, peer))
         with self._lock:
             self._peer = peer  # before the look: whoever loses it from now on finds it here, and wakes us
             if peer.lost or self._closed:
@@ -438,7 +432,11 @@ class MasterSession:
     def _open_session(self, peer: Peer, number: int, token: str) -> None:
         arguments = (number, token, self._lease_s, self._root, self._label, self._home)
         opening = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, self._attempt_s, False)
-        self.number, self._token, _ = self.wait(opening)
+        try:
+            self.number, self._token, _ = self.wait(opening)
+        except errors.DeadlineExceeded:  # it may be opened yet, over this connection, which can then have no other one
+            self.node.reactor.call_soon(peer.connection.close)
+            raise
 
     def _send_heartbeat(self, peer: Peer) -> None:
         call = peer.request(MASTER_ROUTE, "heartbeat", HEARTBEAT, (), self._lease_s, False)

@@ -217,13 +217,12 @@ class Watches:
             end: Callable[[], object] = partial(done.set_result, None)
             try:
                 self._begin(handle, watch)
-            except errors.Rejected as error:
+            except (errors.Rejected, errors.Closed) as error:
                 end = partial(done.set_error, error)
             self._session.node.reactor.call_soon(end)  # whoever waits may have it parked
 
         with self._starting:
-            if self._closed:
-                raise errors.Closed(f"{path!r} cannot be watched: this client was closed before")
+            self._check_open(path)
             if self._thread is None:
                 self._peer = self._session._peer
                 self._thread = threading.Thread(target=self._run, name="prpc-master-watch", daemon=True)
@@ -242,11 +241,16 @@ class Watches:
             self._wait(done, handle, watch, timeout_s)
         return handle
 
+    def _check_open(self, path: str) -> None:
+        if self._closed:
+            raise errors.Closed(f"{path!r} cannot be watched: this client was closed before")
+
     def _begin(self, handle: int, watch: _Watch) -> None:
-        """In the thread. Raises Rejected."""
+        """In the thread. Raises Rejected, Closed."""
         self._watches[handle] = watch
-        if watch.is_given_up:  # looked at when it is there: who gives it up afterwards finds it
+        if watch.is_given_up or self._closed:  # looked at when it is there: who gives it up or closes afterwards finds it
             self._watches.pop(handle, None)
+            self._check_open(watch.path)
             return
         try:
             self._catch_up(watch)
@@ -282,7 +286,7 @@ class Watches:
         return True
 
     def _unwatch(self, path: str) -> None:
-        if all(other.path != path for other in self._watches.values()):
+        if all(other.path != path for other in list(self._watches.values())):  # other threads cancel theirs meanwhile
             self._session.direct("unwatch", path)
 
     def close(self) -> None:

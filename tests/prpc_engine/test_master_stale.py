@@ -1,0 +1,178 @@
+"""What a client of the master goes by and is not so any more: a lock, a session, a watch, an arrival that went meanwhile."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from prpc_engine import Master, errors
+from prpc_engine.master import watch
+from prpc_engine.master.client import MasterClient, SessionBackend, TreeEvent
+from prpc_engine.master.joined import Joined
+from prpc_engine.master.session import MasterSession
+from prpc_engine.peer import Peer
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.prpc_engine.test_master_races import session_of, watches_of
+
+LONG_S = 3600.0  # a test that waits for it has failed
+
+
+@pytest.fixture
+def client(master: Master) -> Iterator[MasterClient]:
+    with MasterClient(master.address, lease_s=LONG_S) as made:
+        yield made
+
+
+def expire(master: Master, client: MasterClient) -> None:
+    """Its session ends at the master, and the client has another one."""
+    session = session_of(client)
+    ended = session.number
+    registry = master._methods._registry
+    master._driver.reactor.call_soon(lambda: registry._lease_ends.update({ended: -math.inf}))
+    wait_until(lambda: session.number != ended and session.connected, "another session")
+
+
+# -- locks and barriers ------------------------------------------------------------------------------------------------
+
+
+def test_who_lost_a_lock_does_not_release_it_for_another_thread_that_holds_it_since(master: Master, client: MasterClient) -> None:
+    with ThreadPoolExecutor(1) as other_thread, MasterClient(master.address) as other:
+        with pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token 1\)"), client.lock("l"):
+            expire(master, client)
+            assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == 2
+        assert len(other.tree_node_sub("/_lock_/l")) == 1
+        other_thread.submit(client.release_lock, "l").result(PATIENCE_S)
+        assert other.acquire_lock("l", timeout_s=PATIENCE_S) == 3
+
+
+def test_who_lost_a_lock_is_told_so_when_it_releases_what_another_thread_holds_since(
+    master: Master, client: MasterClient
+) -> None:
+    with ThreadPoolExecutor(1) as other_thread:
+        assert client.acquire_lock("l") == 1
+        expire(master, client)
+        assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == 2
+        with pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token 1\)"):
+            client.release_lock("l")
+        client.release_lock("l")  # for the other one: who holds a lock need not be who gives it back
+
+
+def test_who_waits_at_a_barrier_that_is_cleared_away_is_told_so_at_once(master: Master, client: MasterClient) -> None:
+    with ThreadPoolExecutor(1) as pool, MasterClient(master.address) as other:
+        waiting = pool.submit(client.barrier, "b", 2, PATIENCE_S)
+        wait_until(lambda: other.tree_node_sub("/_barrier_"), "its arrival")
+        other.tree_clear_path("/_barrier_/b")
+        with pytest.raises(errors.Rejected, match=r"barrier 'b': the arrival was deleted meanwhile"):
+            waiting.result()
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_was_opened_unheard_does_not_keep_its_client_from_another_one(
+    master: Master, client: MasterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_session, unheard = MasterSession._open_session, []
+
+    def slow(session: MasterSession, peer: Peer, number: int, token: str) -> None:
+        request = peer.request
+
+        def too_late(*asked: Any) -> Any:
+            call = request(*asked)
+            session.wait(call)
+            call.finished = 0
+            call.set_error(errors.DeadlineExceeded("the master was slow"))
+            return call
+
+        if number == 0 and not unheard:
+            unheard.append(peer)
+            monkeypatch.setattr(peer, "request", too_late)
+        try:
+            open_session(session, peer, number, token)
+        finally:
+            monkeypatch.setattr(peer, "request", request)
+
+    monkeypatch.setattr(MasterSession, "_open_session", slow)
+    expire(master, client)
+    assert unheard
+    assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+
+
+def test_what_was_registered_again_before_the_connection_was_lost_is_not_registered_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    served: dict[int, Any] = {1: "one", 2: "two"}
+    joined = Joined(["a:1"], -1, 0, served)
+    joined.registered("a", 0, 1, 11)
+    joined.registered("b", 0, 2, 12)
+
+    def ask(number: int, verb: str, *arguments: Any) -> Any:
+        asked.append((verb, *arguments[:1]))
+        if asked.count(("register_server", "b")) == 1 and asked[-1] == ("register_server", "b"):
+            raise errors.NotSent("the connection was lost")
+        return {"join": 0, "prepare_server": (0, 100 + len(asked))}.get(verb)
+
+    with pytest.raises(errors.NotSent):
+        joined.anew("token", ask)
+    first = len(asked)
+    joined.anew("token", ask)
+    assert asked[first:] == [("join", ["a:1"]), ("register_server", "b")]
+    joined.anew("another token", ask)
+    assert asked[-4:] == [(verb, name) for name in "ab" for verb in ("prepare_server", "register_server")]
+    assert not caplog.records
+
+
+# -- watches -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_watch_that_is_cancelled_while_the_end_of_another_is_looked_at_harms_nobody(
+    master: Master, client: MasterClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Cancelling(str):
+        """A path that, looked at in the thread of the watches, has another watch cancelled by then."""
+
+        def __ne__(self, other: object) -> bool:
+            if threading.current_thread().name == "prpc-master-watch":
+                client.cancel_watch(last)
+            return str.__ne__(self, other)
+
+        __hash__ = str.__hash__
+
+    watches, session = watches_of(client), session_of(client)
+    first, middle, last = (client.tree_watch(path, lambda _: None) for path in ("/a", "/b", "/c"))
+    watches._watches[middle].path = Cancelling("/b")
+    client.cancel_watch(first)
+    watched = master._methods._watched
+    wait_until(lambda: watched.get(session.number) == {"/root/b"}, "the master watches what is left")
+    assert not caplog.records
+
+
+def test_a_watch_that_had_not_begun_when_its_client_was_closed_never_calls(
+    client: MasterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = MasterClient(backend=SessionBackend(session_of(client)))
+    held, go_on = threading.Event(), threading.Event()
+    called: list[TreeEvent] = []
+
+    def hold(_: TreeEvent) -> None:
+        held.set()
+        assert go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(watch, "CLOSE_TIMEOUT_S", 0.0)
+    user.tree_watch("/a", hold)
+    client.tree_node_add("/a")
+    assert held.wait(PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(user.tree_watch, "/a", called.append, True)
+        wait_until(lambda: user._backend._watches._events.qsize(), "it waits for the other one's callback")  # type: ignore[attr-defined]
+        user.close()
+        go_on.set()
+        with pytest.raises(errors.Closed, match="'/a' cannot be watched: this client was closed"):
+            late.result(PATIENCE_S)
+    assert not called
