@@ -154,8 +154,8 @@ class Link:
             if self._closed:
                 raise self._closed_error()
             if self._waiting is None:
-                self._waiting = []
                 threading.Thread(target=self._connect, name=f"prpc-link-{self.task}", daemon=True).start()
+                self._waiting = []
             elif len(self._waiting) >= WAITING_MAX:
                 raise errors.Backpressure(f"{len(self._waiting)} requests wait for {self._text}, {WAITING_MAX} may; slow down")
             self._waiting.append(errand)
@@ -205,6 +205,8 @@ class Link:
     def _fail(self, errand: Errand, error: BaseException) -> None:
         # In the reactor: whoever waits may have it parked, and would not see what another thread completes.
         self._data_node.reactor.call_soon(partial(errand.set_error, error))
+        if self._closed:
+            errand.set_error(error)  # perhaps it turns no more
 
     def _arm(self, errand: Errand) -> None:
         if not errand.finished and errand.call is None:

@@ -22,7 +22,8 @@ Leave = Callable[["Message"], Future]  # sends it; the future of the list of its
 class Message:
     """One request for tensors of one source and step. Whoever made it fills it, and lets it leave once.
 
-    `under_way`: where it is found until it has ended. `hurry()` sees to it that it leaves, or will have left soon.
+    `under_way`: where it is found, from its first receipt to its end. `hurry()` sees to it that it leaves, or will have left
+    soon.
     """
 
     def __init__(self, number: int, step: int, timeout_s: float, under_way: set[Message], hurry: Callable[[int], None]) -> None:
@@ -36,7 +37,6 @@ class Message:
         self.left = False
         self._call: Future | None = None
         self._under_way = under_way
-        under_way.add(self)
 
     def leave(self, send: Leave) -> None:
         """Send it; not when it has ended before."""
@@ -95,6 +95,7 @@ class Receipt(Future):
         """One more of that message."""
         receipt = cls(waiter, message=message)
         message.receipts.append(receipt)
+        message._under_way.add(message)  # only now: one that was ended while nobody waited for it would be found no more
         return receipt
 
     def _hurry(self) -> None:

@@ -11,8 +11,9 @@ import pytest
 from prpc_engine import Server, ServerConfig
 from prpc_engine.cluster import StepAborted
 from prpc_engine.cluster.fuse import FUSED_MAX, Collector
+from prpc_engine.cluster.receipt import Message, Receipt
 from prpc_engine.errors import Closed, RemoteError
-from shard import Driver, Future
+from shard import Driver, Future, Waiter
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -124,3 +125,21 @@ def test_one_cancelled_receive_takes_nothing_from_the_others(servers: tuple[Serv
     for key in "ab":
         ps.send(key, np.array(ord(key)), to=WORKER0, step=0)
     assert other.result(PATIENCE_S) == ord("b")
+
+
+def test_a_receive_that_is_made_as_its_step_is_cleaned_up_is_found_by_who_aborts_the_step_later(
+    cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Receipt.of
+
+    def late(message: Message, waiter: Waiter) -> Receipt:
+        worker.cleanup(0)
+        return of(message, waiter)
+
+    with Server(cluster, "worker", 0) as worker:
+        monkeypatch.setattr(Receipt, "of", late)
+        receipt = worker.submit_recv("k", source=PS0, step=0, timeout_s=2.0)  # of whom nobody hears
+        monkeypatch.undo()
+        worker.abort(0, "enough", timeout_s=0.0)
+        with pytest.raises(StepAborted, match="enough"):
+            receipt.result(PATIENCE_S)

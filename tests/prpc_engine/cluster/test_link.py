@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 
 from prpc_engine import Deferred, Server
 from prpc_engine.cluster.link import Link
 from prpc_engine.cluster.receipt import Receipt
-from prpc_engine.errors import DeadlineExceeded, RpcError
+from prpc_engine.errors import Closed, DeadlineExceeded, RpcError
 from prpc_engine.server import Server as Methods
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -55,3 +58,38 @@ def test_who_is_asked_gives_up_at_the_askers_deadline_though_its_own_comes_later
 
         wait_until(waits_there_in_vain, "a request that gets there in time")
         wait_until(held[0].done, "its end")
+
+
+def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
+    with Server(cluster, "ps", 0) as ps, Server(cluster, "worker", 0) as worker:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_room)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                worker.recv("late", source="/job:ps/task:0", step=0)
+        assert worker.statistics().links["/job:ps/task:0"].state == "down"
+        ps.send("late", np.ones(3), to="/job:worker/task:0", step=0)
+        assert worker.recv("late", source="/job:ps/task:0", step=0, timeout_s=PATIENCE_S).tolist() == [1, 1, 1]
+
+
+def test_a_request_that_is_about_to_leave_as_its_server_is_stopped_ends_closed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked_of_ps() -> Any:
+        return worker.ask("/job:ps/task:0", "who", "its name", lambda _: (), PATIENCE_S)
+
+    send = Link._send
+
+    def late(link: Link, *request: Any) -> None:
+        worker.stop()
+        send(link, *request)
+
+    cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
+    with Server(cluster, "ps", 0, methods={"who": lambda: "ps"}), Server(cluster, "worker", 0) as worker:
+        assert asked_of_ps().result(PATIENCE_S) == "ps"
+        monkeypatch.setattr(Link, "_send", late)
+        with pytest.raises(Closed):
+            asked_of_ps().result(PATIENCE_S)
