@@ -131,11 +131,12 @@ def _of_file() -> Iterator[Setting]:
         is_there = name in table if name and isinstance(table, dict) else bool(table)
         return f"{path}: [{section}]" if is_there else DEFAULT
 
-    limits = _setting("limits", lambda: limits_from(None), origin("limits"))
-    if limits.error:
-        yield limits
+    try:
+        limits = limits_from(None)
+    except ConfigError as error:
+        yield Setting("limits", "", origin("limits"), str(error))
     else:
-        for name, value in asdict(limits_from(None)).items():
+        for name, value in asdict(limits).items():
             yield Setting(f"limits.{name}", str(value), origin("limits", name))
     yield _setting("transport.tcp_checksum", tcp_checksum_from, origin("transport", "tcp_checksum"))
     by = [f"{name}={os.environ[name]!r}" for name in TLS_VARIABLES.values() if os.environ.get(name)]

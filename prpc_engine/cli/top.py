@@ -96,9 +96,9 @@ def _processes(master: MasterClient) -> list[Answer]:
     """Who there is, unasked."""
     shards: list[Answer] = []
     with contextlib.suppress(errors.NoSuchNode):  # none has begun to serve
-        for path in master.tree_node_sub("/_shard_"):
+        for name in master.tree_node_sub("/_shard_"):
             with contextlib.suppress(errors.NoSuchNode):  # it has ended meanwhile
-                member = json.loads(master.tree_node_get(path).value)
+                member = json.loads(master.tree_node_get(f"/_shard_/{name}").value)
                 shards.append(Answer(f"rank {member['rank']}, shard", tuple(member["addresses"])))
     nodes = [Answer(f"rank {info.global_rank}", info.addresses) for info in master.get_comm_info() if info.addresses]
     return [Answer("master", (f"tcp://{master.endpoint}",)), *sorted(nodes + shards, key=_order)]

@@ -48,6 +48,22 @@ def test_without_anything_set_all_is_by_default_and_every_limit_is_there(capsys:
         assert found[f"limits.{field.name}"][0] == str(field.default)
 
 
+def test_limits_that_somebody_breaks_as_they_are_told_are_told_as_they_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, limits_from = tmp_path / "own.toml", settings.limits_from
+
+    def read_before(given: Limits | None) -> Limits:
+        limits = limits_from(given)
+        file.write_text("[limits]\nconnections_per_peer = 'none'\n")
+        return limits
+
+    file.write_text("[limits]\nconnections_per_peer = 3\n")
+    monkeypatch.setenv("PRPC_CONFIG", str(file))
+    monkeypatch.setattr(settings, "limits_from", read_before)
+    assert told(capsys)["limits.connections_per_peer"] == ["3", f"{file}: [limits]"]
+
+
 def test_each_setting_says_where_it_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,12 @@ def test_one_look_as_json_has_every_process_of_the_job(master: Master) -> None:
         assert set(found["rank 0"]) == {name for name, _ in HEADINGS} | {"error"}
 
 
+def test_shards_have_rows_of_their_own_beside_their_nodes(master: Master) -> None:
+    with RpcService(master.address, shards=2):
+        found = [row["who"] for row in json.loads(one_look(master, "--json"))["rows"]]
+    assert found == ["master", "rank 0", "rank 0, shard", "rank 0, shard"]
+
+
 def test_one_look_for_people_is_one_table(master: Master) -> None:
     with RpcService(master.address):
         shown = one_look(master, COLUMNS="40")  # of a terminal, which this is not
