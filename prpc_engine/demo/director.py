@@ -190,7 +190,7 @@ class _Direction:
         def start(index: int) -> Role:
             return cluster.start(f"server {index}", run_server, job, index)
 
-        self.servers = Servers(job.servers, job.replicas, start, self._evaluate)
+        self.servers = Servers(job.servers, job.replicas, start, self._auc)
         self._workers = [cluster.start(f"worker {index}", run_worker, job, index) for index in range(job.workers)]
         self._show = show
 
@@ -199,17 +199,16 @@ class _Direction:
         self._kv = self._connect()
         self._desk.arrived(DIRECTOR_ITSELF)
         next_evaluation = time.monotonic() + EVALUATE_EVERY_S
-        while len(self._desk.finished_workers) + len(self._lost) < self._job.workers:
+        while not self._is_over():
             self._service.serve_forever(timeout_s=LOOK_EVERY_S)
             self._look()
             if self._state.phase == "training" and time.monotonic() >= next_evaluation:
                 self._state.auc = self._evaluate()
                 next_evaluation = time.monotonic() + EVALUATE_EVERY_S
             if self._is_to_kill and self._state.examples >= KILL_AT * self._state.examples_total:
-                self._is_to_kill = False
-                self.servers.kill_one()
+                self._is_to_kill = not self.servers.kill_one()
             self._show(self._state)
-        if len(self._lost) == self._job.workers:
+        if not self._desk.finished_workers:
             raise AllWorkersLost("all workers were lost: " + "; ".join(self._state.notes))
         if self._is_to_kill:
             self._state.notes.append("training was over before a server was killed: --epochs makes it longer")
@@ -217,6 +216,10 @@ class _Direction:
         self._state.auc = self._evaluate()
         self._show(self._state)
         return self._state.auc
+
+    def _is_over(self) -> bool:
+        """Whether every worker finished or was lost. One may be both: its end was seen before its last word was heard."""
+        return len(self._lost | self._desk.finished_workers.keys()) == self._job.workers
 
     def _connect(self) -> TableWorker:
         """As soon as all servers are there; a look at the processes between tries."""
@@ -233,10 +236,14 @@ class _Direction:
             create_tables(kv, self._job.settings)
             return kv
 
-    def _evaluate(self) -> float:
+    def _auc(self) -> float:
+        """Of the test set, now. In any thread: it looks at no process."""
         assert self._kv is not None
+        return evaluate(self._kv, self._test).auc
+
+    def _evaluate(self) -> float:
         try:
-            return evaluate(self._kv, self._test).auc
+            return self._auc()
         except RpcError:
             self.servers.wait_for_death(DEATH_S)
             self._look()  # a lost server is the better explanation

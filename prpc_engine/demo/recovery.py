@@ -51,12 +51,14 @@ class Servers:
         self._next = count
         self._probing: list[threading.Thread] = []
 
-    def kill_one(self) -> Role:
-        """kill -9 of the first that lives."""
-        role = next(role for role in self._roles if role.process.exitcode is None)
+    def kill_one(self) -> bool:
+        """kill -9 of the first that lives; whether one did."""
+        role = next((role for role in self._roles if role.process.exitcode is None), None)
+        if role is None:
+            return False
         os.kill(role.process.pid, signal.SIGKILL)
         role.process.join()
-        return role
+        return True
 
     def dead(self) -> Role | None:
         """One that has ended and will not be replaced."""

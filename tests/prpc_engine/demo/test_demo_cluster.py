@@ -8,16 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.demo import roles
-from prpc_engine.demo.cluster import Cluster
-from prpc_engine.demo.director import DIRECTOR_ITSELF, State, _Desk
+from prpc_engine.demo import director, roles
+from prpc_engine.demo.cluster import Cluster, Role
+from prpc_engine.demo.director import DIRECTOR_ITSELF, State, _Desk, _Direction
 from prpc_engine.demo.recovery import Servers
 from prpc_engine.demo.roles import DIRECTOR, Job, run_worker
 from prpc_engine.demo.settings import Settings
@@ -171,6 +174,64 @@ def test_a_server_whose_connections_have_ended_is_waited_for_until_it_has_ended(
         role.process.kill()
         servers.wait_for_death(PATIENCE_S)
         assert servers.dead() is role
+
+
+def test_nobody_is_killed_where_all_servers_have_died_already() -> None:
+    with Cluster() as cluster:
+        servers = Servers(1, 1, lambda index: cluster.start(f"server {index}", time.sleep, 600.0), lambda: None)
+        assert servers.kill_one()
+        assert not servers.kill_one()
+
+
+def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_director_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads would start two in its place; and the kernel ends what a thread started when that thread ends."""
+    starters: list[threading.Thread] = []
+    state = State()
+
+    class Sleepers(Cluster):
+        def start(self, name: str, *_: Any) -> Role:
+            starters.append(threading.current_thread())
+            return super().start(name, time.sleep, 600.0)
+
+    def lose_another(*_: Any) -> None:
+        direction.servers.kill_one()
+        raise NotSent("a partition has nobody")
+
+    monkeypatch.setattr(director, "prepare", lambda *_: None)
+    monkeypatch.setattr(director, "evaluate", lose_another)
+    unused: Any = SimpleNamespace(test=None, vocabulary=None)
+    with Sleepers() as cluster:
+        job = Job("", 2, 0, 0, False, "", Settings(), replicas=1)
+        direction = _Direction(unused, job, unused, state, _Desk(state, 0), cluster, False, unused)
+        direction._kv = unused
+        direction.servers.kill_one()
+        for _ in range(2):
+            direction._look()
+            direction.servers.join()
+    assert starters == [threading.current_thread()] * 4
+    assert "the partitions of server 0 are not served: a partition has nobody" in state.notes
+
+
+def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sleepers(Cluster):
+        def start(self, name: str, *_: Any) -> Role:
+            return super().start(name, time.sleep, 600.0)
+
+    monkeypatch.setattr(director, "prepare", lambda *_: None)
+    state, unused = State(), SimpleNamespace(test=None, vocabulary=None)
+    desk = _Desk(state, 2)
+    with Sleepers() as cluster:
+        job = Job("", 0, 0, 2, False, "", Settings())
+        direction = _Direction(unused, job, unused, state, desk, cluster, False, unused)  # type: ignore[arg-type]
+        cluster.roles[0].process.kill()
+        cluster.roles[0].process.join()
+        direction._look()
+        desk.finished(0, 1, {})
+        assert not direction._is_over()
+        desk.finished(1, 1, {})
+        assert direction._is_over()
 
 
 def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
