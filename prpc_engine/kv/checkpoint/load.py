@@ -8,6 +8,7 @@ time, at offsets that the manifest tells; a dense tensor's go to where they belo
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 
 PIECE_BYTES = 2 << 20  # read into memory that stays in the second-level cache, from there to the rows
+LOOKS_MAX = 16  # at a folder where others save, and remove what is old, while its checkpoints are read
 NUMPY_NAMES = {code: name for name, code in TYPE_CODES.items()}
 Array = npt.NDArray[Any]
 logger = logging.getLogger("prpc")
@@ -45,15 +47,21 @@ def verify(folder: str | os.PathLike[str]) -> list[Finding]:
 
     Raises CheckpointError when the folder cannot be read.
     """
-    return list(_findings(Path(folder)))
+    return sorted((finding for finding, _ in _findings(Path(folder))), key=lambda finding: finding.path, reverse=True)
 
 
 def latest(folder: str | os.PathLike[str]) -> Finding:
     """The newest checkpoint that is whole; newer ones are refused in a warning each. Raises CheckpointError: there is none."""
+    link = newest_whole(Path(folder))
+    return Finding(link.path, link.manifest.step, "")
+
+
+def newest_whole(folder: Path) -> Link:
+    """latest(), with its manifest: a save may remove it the next moment."""
     refused = []
-    for finding in _findings(Path(folder)):
-        if not finding.fault:
-            return finding
+    for finding, link in _findings(folder):
+        if link is not None:
+            return link
         if finding.step >= 0:  # an unfinished one may be somebody's present save
             logger.warning("checkpoint %s is refused: %s", finding.path, finding.fault)
         refused.append(f"{finding.path.name}: {finding.fault}")
@@ -69,35 +77,52 @@ def newest(folder: Path) -> Link | None:
         return None
 
 
-def _findings(folder: Path) -> Iterator[Finding]:
-    try:
-        names = sorted((path.name for path in folder.iterdir()), reverse=True)  # unfinished ones come first, then the newest
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint folder {folder} cannot be read: {error.strerror}") from error
+def _findings(folder: Path) -> Iterator[tuple[Finding, Link | None]]:
+    """Each with its manifest when it is whole. Those of a look the newest first; one that is removed meanwhile is none."""
+    seen: set[str] = set()
     known: dict[str, str] = {}  # bytes are compared once, however many lie over them
-    for name in names:
-        match = FINAL_NAME.fullmatch(name)
-        if match:
-            yield Finding(folder / name, int(match[2]), _fault(folder / name, int(match[2]), known))
-        elif UNFINISHED_NAME.fullmatch(name):
-            yield Finding(folder / name, -1, "it was never finished")
+    for _ in range(LOOKS_MAX):
+        try:
+            names = {path.name for path in folder.iterdir()} - seen
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint folder {folder} cannot be read: {error.strerror}") from error
+        for name in sorted(names, reverse=True):  # unfinished ones come first
+            match = FINAL_NAME.fullmatch(name)
+            if match:
+                link, fault = _read_whole(folder / name, int(match[2]), known)
+                if link is not None or not _is_gone(folder / name):
+                    yield Finding(folder / name, int(match[2]), fault), link
+            elif UNFINISHED_NAME.fullmatch(name):
+                yield Finding(folder / name, -1, "it was never finished"), None
+        if not names:
+            return
+        seen |= names
 
 
-def _fault(path: Path, step: int, known: dict[str, str]) -> str:
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return False
+
+
+def _read_whole(path: Path, step: int, known: dict[str, str]) -> tuple[Link | None, str]:
+    """Its manifest, when every byte of it and of what it lies over is good; else why not."""
     try:
         chain = read_chain(path)
         if chain[0].manifest.step != step:
-            return f"its manifest is of step {chain[0].manifest.step}"
+            return None, f"its manifest is of step {chain[0].manifest.step}"
         layers([link.manifest for link in chain])
     except CheckpointError as error:
-        return str(error)
+        return None, str(error)
     for link in chain:
         fault = known.get(link.path.name)
         if fault is None:
             fault = known[link.path.name] = _fault_in_bytes(link)
         if fault:
-            return fault if link is chain[0] else f"its base {link.path.name} cannot be used: {fault}"
-    return ""
+            return None, fault if link is chain[0] else f"its base {link.path.name} cannot be used: {fault}"
+    return chain[0], ""
 
 
 def _fault_in_bytes(link: Link) -> str:

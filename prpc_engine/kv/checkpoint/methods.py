@@ -42,9 +42,9 @@ from prpc_engine.kv.changes import Changed, Changes
 from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.files import Files, checked_folder
 from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
-from prpc_engine.kv.checkpoint.load import latest, load_extras, load_tables, newest
+from prpc_engine.kv.checkpoint.load import load_extras, load_tables, newest, newest_whole
 from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, Base, CheckpointError, Part, check_keep, check_step
-from prpc_engine.kv.checkpoint.read import read_manifest
+from prpc_engine.kv.checkpoint.read import Link
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
@@ -135,7 +135,9 @@ class CheckpointMethods:
             path = checked_folder(folder, self._checkpoint_root)
             check_step(step)
             tables = self._bare_sparse() | self._bare_dense()
-            known = self._known[2] if base is not None and self._known is not None else {}
+            known: Epochs = {}  # another save may have counted since checkpoint_enter: then all is written
+            if base is not None and self._known is not None and self._known[:2] == (path, msgspec.convert(base, Base)):
+                known = self._known[2]
             epochs: Epochs = {}
             for name, table in sorted(tables.items()):
                 changed = _changed(name, table, known, epochs, tracked) if isinstance(table, SparseTable) else None
@@ -202,9 +204,9 @@ class CheckpointMethods:
     async def checkpoint_find(self, folder: str) -> tuple[str, int, dict[str, list[dict[str, Any]]]]:
         """The newest checkpoint that is whole: its name, its step, and {table: the spec of each server that had of it}."""
         path = checked_folder(folder, self._checkpoint_root)
-        found = await in_background(latest, path)
-        specs = (await in_background(read_manifest, found.path)).manifest.specs()
-        return found.path.name, found.step, {table: [spec.to_dict() for spec in each] for table, each in specs.items()}
+        found: Link = await in_background(newest_whole, path)
+        specs = found.manifest.specs()
+        return found.path.name, found.manifest.step, {name: [spec.to_dict() for spec in each] for name, each in specs.items()}
 
     async def checkpoint_load(
         self, load_id: str, folder: str, name: str, specs: Mapping[str, Any], part: int, parts: int

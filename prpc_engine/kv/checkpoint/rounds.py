@@ -83,7 +83,16 @@ class Rounds:
         return self._while_partitions_move(lambda: self._restore(text, layout))
 
     def _restore(self, folder: str, layout: Layout) -> int:
-        name, step, saved = self._ask_first("checkpoint_find", folder)
+        found = self._ask_first("checkpoint_find", folder)
+        while True:
+            try:
+                return self._load(folder, layout, *found)
+            except CheckpointError:
+                refused, found = found[0], self._ask_first("checkpoint_find", folder)
+                if found[0] == refused:
+                    raise  # else a save has removed it meanwhile, and there is a newer one
+
+    def _load(self, folder: str, layout: Layout, name: str, step: int, saved: dict[str, Any]) -> int:
         specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
         load_id = secrets.token_hex(8)
         try:
@@ -119,13 +128,21 @@ class Rounds:
 
     def _ask(self, method: str, server_ids: Sequence[int], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         left_s = max(0.001, self._until - time.monotonic())
-        asked = [self._submit(each, method, left_s, *args) for each, args in zip(server_ids, arguments, strict=True)]
-        answers, failed = [], None
+        asked, answers = list[PartFuture](), []
+        failed: Exception | None = None
+        refused: Exception | None = None
+        for each, args in zip(server_ids, arguments, strict=True):
+            try:
+                asked.append(self._submit(each, method, left_s, *args))
+            except RpcError as error:  # it is gone, say; those before it work
+                refused = error
+                break
         for part in asked:
             try:
                 answers.append(part.result())
             except (RpcError, TimeoutError) as error:
                 failed = failed or error
+        failed = failed or refused
         if failed is not None:
             raise _named(failed) from failed
         return answers

@@ -8,7 +8,8 @@
                          rename to checkpoint-<n>-<step>                            the old one or the new one counts
                          fsync of the folder, and of the one above                  the new one counts
                          what neither the newest `keep` are, nor lie over, is       all that are left are whole
-                         renamed and removed, the newest first
+                         renamed and removed, the newest first; and what saves
+                         that have failed had left when this one was to count
 
 A safetensors file is 8 bytes of header length, that many of JSON, then the tensors. The package writes only what is in memory
 as a whole, so header and offsets are made here; reading is the package's.
@@ -231,6 +232,7 @@ def commit(
     if len(data) > MANIFEST_BYTES_MAX:
         raise CheckpointError(f"a manifest of {len(data)} bytes, {MANIFEST_BYTES_MAX} are allowed: fewer tables or servers")
     check_sizes(unfinished, manifest, "the folder must be one that all servers see, on a shared file system")
+    left = [name for name in _names(folder) if UNFINISHED_NAME.fullmatch(name)]  # now: the next save may begin before this ends
     below = read_chain(folder / base.name) if base is not None else []
     if base is not None:
         check_link(manifest, below[0].manifest, below[0].crc32)
@@ -250,14 +252,16 @@ def commit(
     files.sync_folder(folder)
     files.sync_folder(folder.parent)  # the folder may be new
     try:
-        _remove_old(files, folder, keep)
+        _remove_old(files, folder, keep, left)
     except OSError as error:
         logger.warning("%s: what is old cannot be removed: %s; the new checkpoint is good", folder, str(error))
     return Base(final.name, line_crc32(data), manifest.links)
 
 
-def _remove_old(files: Files, folder: Path, keep: int | None) -> None:
-    """Only those count against `keep` whose manifests can be read, down to the full one; what a kept one lies over stays."""
+def _remove_old(files: Files, folder: Path, keep: int | None, left: Sequence[str]) -> None:
+    """Only those count against `keep` whose manifests can be read, down to the full one; what a kept one lies over stays.
+
+    left: of saves that have failed."""
     good, needed = 0, set[str]()
     for name in sorted(_names(folder), reverse=True):
         if not FINAL_NAME.fullmatch(name):
@@ -271,9 +275,8 @@ def _remove_old(files: Files, folder: Path, keep: int | None) -> None:
         elif below := _names_of_chain(folder / name):
             good += 1
             needed |= below
-    for name in _names(folder):
-        if UNFINISHED_NAME.fullmatch(name):
-            discard(files, folder / name)
+    for name in left:
+        discard(files, folder / name)
 
 
 def _names_of_chain(path: Path) -> set[str]:

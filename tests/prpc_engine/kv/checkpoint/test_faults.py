@@ -6,15 +6,22 @@ import contextlib
 import errno
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from prpc_engine.kv import TableShard, TableWorker
+from prpc_engine.errors import NoServer
+from prpc_engine.kv import Constant, Sgd, TableShard, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.files import Files
+from prpc_engine.kv.checkpoint.rounds import Rounds
 from prpc_engine.kv.checkpoint.save import discard
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.local import LocalService, run_to_end
+from prpc_engine.kv.table_spec import SparseSpec
 from tests.prpc_engine.kv.checkpoint.jobs import FailingFiles, assert_same, create_tables, local_job, train, values
 from tests.shard.small_shm import run_with_own_shm
 
@@ -67,6 +74,53 @@ def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path,
         assert full_every > 1 or len(verify(folder)) == 1, name
         assert other.restore(str(folder)) == 3
         assert_same(values(other), values(worker))  # also what the save that failed would have had
+
+
+def test_what_is_written_is_removed_when_all_have_answered_also_where_one_cannot_be_asked_at_all() -> None:
+    noted: list[str] = []
+
+    def submit(server_id: int, method: str, timeout_s: float, /, *_: Any) -> Any:
+        if (server_id, method) == (1, "checkpoint_save"):
+            raise NoServer("server 1 has just ended")
+        noted.append(f"{method} of {server_id}")
+        return SimpleNamespace(result=partial(noted.append, f"{method} of {server_id} is answered"))
+
+    with pytest.raises(NoServer):
+        Rounds(submit, range(2), 1.0, lambda: None).save("/folder", 1, None, 1)
+    assert noted.index("checkpoint_save of 0 is answered") < noted.index("checkpoint_abort of 0")
+
+
+class Interrupted(Files):
+    """Just before a save's rename, `meanwhile` is called once."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def rename(self, path: Path, to: Path) -> None:
+        if self.meanwhile is not None and to.name.startswith("checkpoint-"):
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        super().rename(path, to)
+
+
+def test_a_save_that_is_long_in_counting_leaves_what_the_next_one_writes(tmp_path: Path) -> None:
+    """Its worker has given it up, perhaps, and saves again."""
+    files, folder = Interrupted(), str(tmp_path)
+    shard = TableShard(None, files)
+    shard.create_table(SparseSpec("t", 0, 1, Sgd(1.0), Constant(), 1).to_dict())
+    parts = []
+
+    def write(number: int) -> None:
+        shard.checkpoint_enter(str(number) * 16, folder)
+        parts.append(run_to_end(shard.checkpoint_save(str(number) * 16, folder, number, 0, None, False)))
+
+    def count(number: int) -> None:
+        run_to_end(shard.checkpoint_commit(str(number) * 16, folder, number, parts[number : number + 1], None, None))
+
+    write(0)
+    files.meanwhile = lambda: write(1)
+    count(0)
+    count(1)
+    assert [(finding.step, finding.fault) for finding in verify(tmp_path)] == [(1, ""), (0, "")]
 
 
 class GivenUp(Files):

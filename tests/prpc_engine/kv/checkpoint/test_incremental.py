@@ -17,7 +17,7 @@ from prpc_engine.kv.checkpoint.chain import base_for
 from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, Base, Manifest, decode
 from prpc_engine.kv.eviction import Eviction
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.local import LocalService, run_to_end
 from tests.prpc_engine.kv.checkpoint.jobs import assert_same, create_tables, local_job, train, values
 from tests.prpc_engine.kv.checkpoint.test_save_and_restore import cut_short, flip
 
@@ -151,6 +151,27 @@ def test_a_restarted_server_another_folder_and_a_restore_begin_a_new_chain(tmp_p
     worker.save(str(folder), 1)  # full_every=1 ends all tracking
     save(folder)
     assert links(folder) == [0, 1, 0, 1, 0, 1, 0, 0, 0]
+
+
+def test_a_save_that_entered_before_another_one_counted_has_all_that_its_base_lacks(tmp_path: Path) -> None:
+    shard, service, folder = TableShard(), LocalService(), str(tmp_path)
+    service.create_server("kv", shard)
+    worker = TableWorker(service)
+    create_tables(worker)
+    worker.save(folder, 1, full_every=9)
+    one, other = "1" * 16, "2" * 16
+    train(worker)
+    base = shard.checkpoint_enter(one, folder)
+    part_of_one = run_to_end(shard.checkpoint_save(one, folder, 2, 0, base, True))
+    worker.push("clicks/a", np.array([3]), np.ones((1, 4), np.float32))
+    assert shard.checkpoint_enter(other, folder) == base
+    saved = run_to_end(shard.checkpoint_commit(one, folder, 2, [part_of_one], None, base))
+    shard.checkpoint_committed(one, saved)
+    part = run_to_end(shard.checkpoint_save(other, folder, 3, 0, base, True))
+    run_to_end(shard.checkpoint_commit(other, folder, 3, [part], None, base))
+    new = local_job(2)
+    assert new.restore(folder) == 3
+    assert_same(values(new), values(worker))
 
 
 def test_only_tables_of_incremental_checkpoints_are_tracked(tmp_path: Path) -> None:

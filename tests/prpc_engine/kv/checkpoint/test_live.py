@@ -22,6 +22,7 @@ from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
 from prpc_engine.kv.table_spec import SparseSpec
 from tests.prpc_engine.kv.checkpoint.jobs import assert_same, create_tables, train, values
 from tests.prpc_engine.kv.checkpoint.processes import ServerProcess
+from tests.prpc_engine.processes import wait_until
 
 PATIENCE_S = 30.0
 DOWN = Sgd(1.0)  # each push of 1 lowers a value by exactly 1
@@ -148,11 +149,17 @@ def test_pushes_wait_from_enter_to_the_cut_and_then_run_in_order(tmp_path: Path)
 
 
 @pytest.fixture
-def worker(master: Master, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorker]:
-    """Of one server in this process, as patient as those, whose files are those of the test's parameter."""
+def shard(request: pytest.FixtureRequest) -> TableShard:
+    """Whose files are those of the test's parameter."""
+    return TableShard(None, getattr(request, "param", None))
+
+
+@pytest.fixture
+def worker(master: Master, shard: TableShard, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorker]:
+    """Of one server in this process, as patient as those."""
     monkeypatch.setattr(methods, "HOLD_S_MAX", PATIENCE_S)
     with RpcService(master=master.address) as service:
-        service.create_server("kv", TableShard(None, getattr(request, "param", None)))
+        service.create_server("kv", shard)
         worker = TableWorker(service, timeout_s=PATIENCE_S)
         create_tables(worker)
         yield worker
@@ -183,11 +190,14 @@ class BlockedFiles(Files):
 BLOCKED = BlockedFiles()
 
 
-@pytest.mark.parametrize("worker", [BLOCKED], indirect=True)
-def test_a_save_that_takes_too_long_ends_and_the_next_one_succeeds(worker: TableWorker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", [BLOCKED], indirect=True)
+def test_a_save_that_takes_too_long_ends_and_the_next_one_succeeds(
+    worker: TableWorker, shard: TableShard, tmp_path: Path
+) -> None:
     with pytest.raises(TimeoutError):
         worker.save(str(tmp_path), 1, timeout_s=0.1)
     train(worker)  # nothing is held
+    wait_until(lambda: not shard.is_saving, "the end of the save at its server, whose deadline began with its arrival")
     BLOCKED.may_go_on.set()
     worker.save(str(tmp_path), 2)
     assert [(finding.step, finding.fault) for finding in verify(tmp_path)] == [(2, "")]

@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from safetensors.numpy import load_file
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import Adagrad, TableShard, Uniform
-from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
+from prpc_engine.kv.checkpoint import CheckpointError, latest, load, methods, verify
 from prpc_engine.kv.checkpoint.files import Files
-from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
+from prpc_engine.kv.checkpoint.manifest import MANIFEST, StoredFile, decode
 from prpc_engine.kv.hosted import Moved
 from prpc_engine.kv.initializer import Constant
 from prpc_engine.kv.local import run_to_end
@@ -55,6 +56,49 @@ def test_any_number_of_servers_takes_over_and_trains_on_alike(tmp_path: Path, be
     rows = [each["clicks/a"].rows for each in new.statistics().values()]
     assert sum(rows) == len(KEYS)
     assert min(rows) > 0
+
+
+def test_a_checkpoint_that_a_save_removes_while_it_is_read_gives_way_to_the_one_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving, new = local_job(), local_job()
+    create_tables(saving)
+    saving.save(str(tmp_path), 1)
+    read = load.check_bytes
+
+    def save_first(path: Path, stored: StoredFile) -> None:
+        monkeypatch.setattr(load, "check_bytes", read)
+        saving.save(str(tmp_path), latest(tmp_path).step + 1, keep=1)
+        read(path, stored)
+
+    monkeypatch.setattr(load, "check_bytes", save_first)
+    assert new.restore(str(tmp_path)) == 2
+    monkeypatch.setattr(load, "check_bytes", save_first)
+    assert [(finding.step, finding.fault) for finding in verify(tmp_path)] == [(3, "")]
+    assert "is refused" not in caplog.text
+
+
+def test_what_is_in_a_checkpoint_is_told_of_the_one_found_though_it_is_removed_the_next_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = local_job()
+    create_tables(saving)
+    saving.save(str(tmp_path), 1)
+    found = methods.in_background
+
+    async def save_then(function: Callable[..., Any], *args: Any) -> Any:
+        monkeypatch.setattr(methods, "in_background", found)
+        answer = await found(function, *args)
+        saving.save(str(tmp_path), latest(tmp_path).step + 1, keep=1)
+        return answer
+
+    monkeypatch.setattr(methods, "in_background", save_then)
+    _, step, specs = run_to_end(TableShard().checkpoint_find(str(tmp_path)))
+    assert (step, sorted(specs)) == (1, ["bias", "clicks/a", "weights"])
+    monkeypatch.setattr(methods, "in_background", save_then)
+    new = local_job()
+    assert new.restore(str(tmp_path)) == 3  # what was found first cannot be loaded any more
+    assert_same(values(new), values(saving))
 
 
 def test_another_worker_finds_restored_tables_by_creating_them(tmp_path: Path) -> None:
