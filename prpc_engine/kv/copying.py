@@ -1,8 +1,9 @@
 """A partition sent to another server while it goes on changing: a cut of its tables, read piece by piece in order.
 
     who is filled                           the primary
-    begin                                   cuts all tables, and the ledger, at one moment
-    read, until there is nothing more       copies the next piece of at most PIECE_BYTES
+    begin                                   cuts all tables, and the ledger, at one moment; the copy gets a number
+    read, until there is nothing more       copies the next piece of at most PIECE_BYTES, to who names that number: what was
+                                            asked of a copy before may come late
     (the primary keeps what is applied after the cut, in order, and sends it when the reader has all: stream.py)
 
 A table has one cut at a time: a partition that is being saved is copied after that.
@@ -10,6 +11,7 @@ A table has one cut at a time: a partition that is being saved is copied after t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +25,7 @@ from prpc_engine.kv.table import SparseTable
 
 Array = npt.NDArray[Any]
 PIECE_BYTES = 4 << 20  # the primary's reactor copies one in a millisecond, between other requests
+_numbers = itertools.count(1)  # of all copies of this process
 
 
 class Outgoing:
@@ -32,8 +35,10 @@ class Outgoing:
         tables = shard.tables
         if shard.is_saving or any(table.before_change is not None for _, table in tables.values()):
             raise Rejected("the partition is being saved or copied: it is copied after that")
+        self.number = next(_numbers)
         self._cuts = {name: TableCut(table) for name, (_, table) in tables.items()}
         self.description = {
+            "copy": self.number,
             "specs": [spec.to_dict() for spec, _ in tables.values()],
             "scalars": {name: cut.scalars for name, cut in self._cuts.items()},
             "ledger": shard.ledger.arrays(),

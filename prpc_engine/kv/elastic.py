@@ -138,11 +138,12 @@ class ElasticServer:
     def statistics(self) -> ElasticStatistics:
         """A snapshot."""
         hosted = list(self._host.hosted.values())
-        streams = [(each, stream) for each in hosted for stream in list(each.streams.values())]
+        roles = [(each.index, each.is_primary) for each in hosted]  # once: the reactor goes on meanwhile
+        acked = [(stream.acked, each) for each in hosted for stream in list(each.streams.values())]  # first: both only grow
         return ElasticStatistics(
-            primaries=tuple(sorted(each.index for each in hosted if each.is_primary)),
-            copies=tuple(sorted(each.index for each in hosted if not each.is_primary)),
-            lag=max((each.applied - stream.acked for each, stream in streams), default=0),
+            primaries=tuple(sorted(index for index, is_primary in roles if is_primary)),
+            copies=tuple(sorted(index for index, is_primary in roles if not is_primary)),
+            lag=max((each.applied - number for number, each in acked), default=0),
             unanswered=sum(each.unanswered for each in hosted),
             hand_overs=self._keeper.hand_overs,
             requests_refused=self._host.requests_refused,

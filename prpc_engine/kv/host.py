@@ -47,6 +47,7 @@ class TableHost:
         self._lease_end = 0.0
         self._placement: Placement | None = None
         self._version = -1
+        self._is_closed = False
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """What to serve."""
@@ -154,18 +155,18 @@ class TableHost:
         """Cut the partition for a server that is joining: what there is to read."""
         return self._served(partition, epoch).begin_copy(server)
 
-    def copy_read(self, partition: int, epoch: int, server: int) -> Any:
-        """The next piece of it: table, first row, columns; None: that was all."""
-        return self._served(partition, epoch).read_copy(server)
+    def copy_read(self, partition: int, epoch: int, server: int, copy: int) -> Any:
+        """The next piece of the copy that copy_begin has told the number of: table, first row, columns; None: that was all."""
+        return self._served(partition, epoch).read_copy(server, copy)
 
     def copy_follows(self, partition: int, epoch: int, server: int) -> bool:
         """Whether that server, which has had it all, is still sent what is applied."""
         stream = self._served(partition, epoch).streams.get(server)
         return stream is not None and stream.is_live
 
-    def copy_end(self, partition: int, epoch: int, server: int) -> None:
+    def copy_end(self, partition: int, epoch: int, server: int, copy: int) -> None:
         """That server has it all, and follows."""
-        self._served(partition, epoch).end_copy(server)
+        self._served(partition, epoch).end_copy(server, copy)
 
     def follow(self, partition: int, epoch: int, number: int, method: str, *arguments: Any) -> Any:
         """One change of a partition, of the primary's at that epoch."""
@@ -200,15 +201,28 @@ class TableHost:
             return False
         return me in placed.joining and (placed.epoch != before.epoch or me in before.replicas)
 
+    def lacks(self, index: int) -> bool:
+        """Whether this server is to serve that partition, by the newest placement known here, and has nothing of it."""
+        assert self._placement is not None
+        placed = self._placement.partitions[index]
+        return placed.primary == self.server_id and not placed.loading and index not in self.hosted and not self._is_closed
+
     def put(self, index: int, epoch: int, shard: TableShard, applied: int, step: int) -> None:
         """Hold a partition that was filled or loaded in that epoch, from the checkpoint of `step`. Moved: there is another."""
         assert self.send is not None
         assert self._placement is not None
         placed = self._placement.partitions[index]
-        if placed.epoch != epoch or self.server_id not in placed.holders:
+        if placed.epoch != epoch or self.server_id not in placed.holders or self._is_closed:
             raise Moved(f"partition {index} is not to be held by server {self.server_id} at epoch {epoch} any more")
-        before = self.hosted.pop(index, None)
+        before = self.hosted.get(index)
         if before is not None:
             before.leave()
         placed = msgspec.structs.replace(placed, loading=False, step=step)
         self.hosted[index] = Hosted(index, self.server_id, placed, shard, applied, self.send, self._changed)
+
+    def close(self) -> None:
+        """Hold nothing more: what waits here, and what still comes, is asked of whoever serves it next."""
+        self._is_closed = True
+        for hosted in self.hosted.values():
+            hosted.leave("this server closes")
+        self.hosted.clear()

@@ -58,6 +58,7 @@ class Hosted:
         self.streams: dict[int, Stream] = {}
         self.began: dict[str, int] = {}  # of a primary: the version of each table when it became that
         self.promised: set[int] = set()  # who the master is about to be told of as a replica
+        self.has_outdated_copies = False  # at others that may be promoted: the master is to be told that they are none
         self._handed: Future | None = None  # while it is handed over
         self._server_id = server_id
         self._send = send
@@ -82,12 +83,16 @@ class Hosted:
     def learn(self, placed: Placed) -> None:
         """The partition's place has changed, and still names this server."""
         before, self.placed = self.placed, placed
-        self.promised.clear()
+        self.promised.intersection_update(placed.joining)  # this may be from before the master was told
         if before.epoch != placed.epoch:
+            self.promised.clear()
+            self.has_outdated_copies = False
             self._drop_everything("it has another primary")
             self._take_role()
+        self.has_outdated_copies &= bool(placed.replicas or placed.spares)
         for server, stream in list(self.streams.items()):
-            if server not in placed.holders or (stream.failure and server not in placed.replicas):
+            is_demoted = server in before.replicas and server not in placed.replicas  # it drops what it has (host.py)
+            if server not in placed.holders or is_demoted or (stream.failure and server not in placed.replicas):
                 self.streams.pop(server).close()
         self._look(False)
 
@@ -100,9 +105,9 @@ class Hosted:
             for server in self.placed.replicas:
                 self._open(server, None)
 
-    def leave(self) -> None:
-        """The placement does not name this server any more."""
-        self._drop_everything("it is held by others")
+    def leave(self, why: str = "it is held by others") -> None:
+        """The placement does not name this server any more, or it closes."""
+        self._drop_everything(why)
 
     def _drop_everything(self, why: str) -> None:
         self.shard.on_applied = None
@@ -203,10 +208,15 @@ class Hosted:
         copies = self._copies()
         if not copies or not self._waiting:
             return
-        acked = min(self.streams[server].acked if server in self.streams else -1 for server in copies)
+        acked = min(self._acked(server) for server in copies)
         while self._waiting and self._waiting[0][0] <= acked:
             _, answer, value = self._waiting.popleft()
             answer.reply(value)
+
+    def _acked(self, server: int) -> int:
+        """Up to which number it is known to have everything: not while it is copied, as it may be anew; -1: nothing."""
+        stream = self.streams.get(server)
+        return stream.acked if stream is not None and stream.outgoing is None else -1
 
     def _look(self, is_notable: bool) -> None:
         """A stream has got further, or broke."""
@@ -225,12 +235,12 @@ class Hosted:
         return self._send(server, "follow", self.index, self.placed.epoch, number, *message)
 
     def look_at_streams(self, now: float) -> tuple[list[int], list[int]]:
-        """The servers that have caught up, and those whose stream is broken or was never there; interrupted ones go on."""
+        """The servers that have caught up, and the replicas that are sent nothing now; interrupted streams go on."""
         for stream in list(self.streams.values()):
             stream.resume(now)
         caught_up = [server for server, stream in self.streams.items() if stream.has_caught_up]
-        broken = [server for server, stream in self.streams.items() if stream.failure]
-        return caught_up, broken + [server for server in self.placed.replicas if server not in self.streams]
+        live = {server for server, stream in self.streams.items() if stream.is_live}
+        return caught_up, [server for server in self.placed.replicas if server not in live]
 
     def begin_copy(self, server: int) -> dict[str, Any]:
         """Cut the tables for that server; what Incoming takes, and the number of what is in them."""
@@ -241,22 +251,24 @@ class Hosted:
         self._open(server, outgoing)
         return outgoing.description | {"applied": self.applied}
 
-    def read_copy(self, server: int) -> tuple[str, int, dict[str, Any]] | None:
-        """The next piece; None: that was all."""
-        stream = self.streams.get(server)
-        if stream is None or stream.outgoing is None or stream.failure:
-            raise Moved(f"partition {self.index} is not being copied to server {server}: begin again")
-        return stream.outgoing.read()
+    def read_copy(self, server: int, copy: int) -> tuple[str, int, dict[str, Any]] | None:
+        """The next piece of the copy of that number; None: that was all."""
+        return self._copying(server, copy)[1].read()
 
-    def end_copy(self, server: int) -> None:
+    def end_copy(self, server: int, copy: int) -> None:
         """It has all of it, and follows from now on."""
+        self._copying(server, copy)[0].go_live()
+
+    def _copying(self, server: int, copy: int) -> tuple[Stream, Outgoing]:
         stream = self.streams.get(server)
-        if stream is None or stream.failure:
-            raise Moved(f"partition {self.index} is not being copied to server {server}: begin again")
-        stream.go_live()
+        if stream is None or stream.failure or stream.outgoing is None or stream.outgoing.number != copy:
+            raise Moved(f"partition {self.index} is not being copied to server {server}, or anew: begin again")
+        return stream, stream.outgoing
 
     def replace_all(self) -> None:
         """All tables are others now, after a restored checkpoint: nobody else has them."""
+        self.has_outdated_copies = bool(self.placed.replicas or self.placed.spares or self.promised)
+        self._changed()
         for stream in list(self.streams.values()):
             stream.fail("a checkpoint was restored")
 

@@ -12,6 +12,7 @@ neither.
     is joining here               copied by the filler from its primary, again until it has worked
     has a stream that caught up   said to have a replica more
     has a stream that broke       said to have a replica less, which is filled anew
+    was restored                  said to have no replicas
     has an heir that is a         handed over within HAND_OVER_LEASES of a lease, or kept and tried again
     replica
     is ours without its state     said to be lost: somebody loads it
@@ -19,6 +20,7 @@ neither.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -80,10 +82,12 @@ class Keeper:
         self._lease_s, self._first, self._folder = lease_s, first, folder
         self._wake = threading.Event()
         self._closed = False
+        self._is_leaving = False  # whatever the placement says: there may be none yet, or one that took us for dead
         self._jobs: queue.SimpleQueue[tuple[int, Placed] | None] = queue.SimpleQueue()
         self._filling: set[tuple[int, int]] = set()  # (partition, epoch) of jobs that are not done
         self._seen = threading.Condition()
-        self.placement: Placement | None = None  # as last read
+        self.placement: Placement | None = None  # the newest read
+        self._version = -1  # of it
         self.hand_overs = 0
         names = {"kv-keeper": self._run, "kv-filler": self._fill_all}
         self._threads = [threading.Thread(target=run, name=f"prpc-{name}", daemon=True) for name, run in names.items()]
@@ -103,20 +107,18 @@ class Keeper:
             return self._seen.wait_for(lambda: self.placement is not None and holds(self.placement), timeout_s)
 
     def drain(self) -> None:
-        """Ask all servers to take over what this one has. Raises what the master client does."""
-        me = self._host.server_id
-
-        def leave(placement: Placement) -> Placement:
-            return Placement(placement.partitions, placement.replicas, (*placement.draining, me))
-
-        self._change(lambda placement: leave(placement) if me not in placement.draining else placement)
+        """Ask all servers to take over what this one has, or is given later. Raises what the master client does."""
+        self._is_leaving = True
+        self._change(self._planned)
         self.look()
 
     def stop(self) -> None:
-        """Both threads end after what they do now; nobody is told."""
+        """Both threads end after what they do now, and the host holds nothing more. The master is not told."""
         self._closed = True
         self._wake.set()
         self._jobs.put(None)
+        with contextlib.suppress(Closed):  # the service was closed before, and with it what waited
+            self._now(self._host.close)
 
     def join(self) -> None:
         """Wait for that."""
@@ -141,7 +143,7 @@ class Keeper:
 
     def _look(self) -> None:
         asked = time.monotonic()
-        changed = self._change(lambda placement: places.plan(placement, self._node.servers()))
+        changed = self._change(self._planned)
         if changed is None:
             alive = list(self._node.servers())
             begin = self._first(alive)
@@ -157,6 +159,13 @@ class Keeper:
                 self._hand_over(index, hosted.placed, hosted)
             elif hosted.is_handing_over:  # its heir died
                 self._now(hosted.keep)
+
+    def _planned(self, placement: Placement) -> Placement:
+        """What is to be, by who lives."""
+        alive, me = self._node.servers(), self._host.server_id
+        if self._is_leaving and me in alive and me not in placement.draining:
+            placement = Placement(placement.partitions, placement.replicas, (*placement.draining, me))
+        return places.plan(placement, alive)
 
     def _change(self, decide: Callable[[Placement], Placement]) -> tuple[Placement, int] | None:
         """Set what decide() makes of the placement, which it may return as it is; as it is then, and its version. None: there is
@@ -176,8 +185,8 @@ class Keeper:
             f"the placement at {self._node.path} was changed by others {CHANGE_ATTEMPTS_MAX} times; the next look goes on"
         )
 
-    def _change_one(self, index: int, before: Placed, after: Callable[[Placed], Placed]) -> None:
-        """Change one partition, if its epoch and its heir are still what they were; and tell the host."""
+    def _change_one(self, index: int, before: Placed, after: Callable[[Placed], Placed]) -> Placed:
+        """Change one partition, if its epoch and its heir are still what they were, and tell the host: as it is then."""
         asked = time.monotonic()
 
         def decide(placement: Placement) -> Placement:
@@ -187,14 +196,17 @@ class Keeper:
             return placement.replace(index, after(now))
 
         changed = self._change(decide)
-        if changed is not None:
-            self._tell_host(*changed, asked)
+        if changed is None:
+            return before
+        self._tell_host(*changed, asked)
+        return changed[0].partitions[index]
 
     def _tell_host(self, placement: Placement, version: int, asked: float) -> None:
         self._now(lambda: self._host.learn(placement, version, asked + self._lease_s))
         with self._seen:
-            self.placement = placement
-            self._seen.notify_all()
+            if version >= self._version:  # the two threads may pass each other
+                self.placement, self._version = placement, version
+                self._seen.notify_all()
 
     def _now(self, function: Callable[[], Any]) -> Any:
         """function() in the reactor's thread."""
@@ -203,16 +215,19 @@ class Keeper:
     def _see_to(self, index: int, placed: Placed) -> None:
         me, hosted = self._host.server_id, self._host.hosted.get(index)
         if placed.primary == me and not placed.loading:
-            if hosted is None:
+            if hosted is None and self._now(partial(self._host.lacks, index)):
                 logger.error("server %d is to serve partition %d and has nothing of it: it is lost", me, index)
                 self._change_one(index, placed, _lost)
-            elif hosted.placed == placed:
+            elif hosted is not None and hosted.placed == placed:
                 self._see_to_streams(index, placed, hosted)
         elif (placed.primary == me or me in placed.joining) and (index, placed.epoch) not in self._filling:
             self._filling.add((index, placed.epoch))
             self._jobs.put((index, placed))
 
     def _see_to_streams(self, index: int, placed: Placed, hosted: Hosted) -> None:
+        if hosted.has_outdated_copies and (placed.replicas or placed.spares):
+            self._change_one(index, placed, places.replaced)
+            return  # that is seen by all, and looked at again
         caught_up, broken = self._now(lambda: hosted.look_at_streams(time.monotonic()))
         for server in broken:
             if server in placed.replicas:
@@ -221,6 +236,7 @@ class Keeper:
             if server in placed.joining:
                 self._now(partial(hosted.promised.add, server))
                 self._change_one(index, placed, partial(_if_joining, places.joined, server))
+                self._now(partial(hosted.promised.discard, server))  # not when that raises: the master may have heard
 
     def _hand_over(self, index: int, placed: Placed, hosted: Hosted) -> None:
         try:
@@ -230,8 +246,8 @@ class Keeper:
             raise
         if handed:
             # When this raises, pushes go on waiting: whether the heir has taken over is not known before the next look.
-            self._change_one(index, placed, _if_heir)
-            self.hand_overs += 1
+            after = self._change_one(index, placed, _if_heir)
+            self.hand_overs += after.primary == placed.heir  # else it had none any more
         self._now(hosted.keep)
 
     # -- the filler ----------------------------------------------------------------------------------------------------
@@ -268,10 +284,14 @@ class Keeper:
         return step
 
     def _load_newest(self, shard: TableShard, index: int, folder: str) -> int:
-        """The step of the newest whole checkpoint, whose share is in the shard then; -1: there is none."""
+        """The step of the newest whole checkpoint, whose share is in the shard then; -1: there is none. Raises CheckpointError
+        where the folder cannot be read."""
         try:
             name, step, saved = run_to_end(shard.checkpoint_find(folder))
         except CheckpointError as error:
+            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                logger.warning("partition %d waits: %s", index, str(error))
+                raise  # nobody knows what is there
             logger.warning("partition %d begins empty: %s", index, str(error))
             return -1
         assert self.placement is not None
@@ -294,15 +314,15 @@ class Keeper:
         me = self._host.server_id
         ask = partial(self._client.call_to, placed.primary, timeout_s=COPY_TIMEOUT_S)
         description = ask("copy_begin", index, placed.epoch, me)
+        copy = index, placed.epoch, me, description["copy"]
         incoming = Incoming(self._host.make_shard(), description)
-        while not self._closed:
-            piece = ask("copy_read", index, placed.epoch, me)
-            if piece is None:
-                break
+        while (piece := ask("copy_read", *copy)) is not None:
+            if self._closed:
+                return
             incoming.put(*piece)
         shard = incoming.finish()
         self._now(lambda: self._host.put(index, placed.epoch, shard, description["applied"], placed.step))
-        ask("copy_end", index, placed.epoch, me)
+        ask("copy_end", *copy)
 
 
 def _lost(placed: Placed) -> Placed:

@@ -14,6 +14,7 @@
     what happens                    who changes it    the partition then
     a joining one has all           primary           it is a replica
     a replica cannot be reached     primary           it is joining: it is filled anew before it counts again
+    its tables were restored        primary           replicas are joining, and no spares: what they have is of before
     the heir is a replica           primary           epoch + 1; the heir is primary, the old one a replica: nothing is lost
     a server ends                   who sees it       its replicas and fillings are gone; where it was primary: epoch + 1, a
     replica is
@@ -121,6 +122,11 @@ def demoted(placed: Placed, server: int) -> Placed:
     rest = tuple(each for each in placed.replicas if each != server)
     spares = () if rest else (server,)  # nothing is acknowledged as replicated before another one has come
     return msgspec.structs.replace(placed, replicas=rest, joining=(*placed.joining, server), spares=spares)
+
+
+def replaced(placed: Placed) -> Placed:
+    """A checkpoint was restored into it: all others that have a copy have another state, which must not be promoted."""
+    return msgspec.structs.replace(placed, replicas=(), joining=(*placed.joining, *placed.replicas), spares=())
 
 
 def handed_over(placed: Placed) -> Placed:

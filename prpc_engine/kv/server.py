@@ -110,9 +110,11 @@ class TableShard(CheckpointMethods):
         return bool(self._held)
 
     def refuse_held(self, error: BaseException) -> None:
-        """Pushes that wait to be applied are not: they fail with that error."""
+        """Pushes that wait to be applied are not: they fail with that error. No save holds what comes from now on."""
         for answer in list(self._held.values()):
             answer.fail(error)
+        if self._waiting is not None:
+            self._hold_is_over(self._waiting)
 
     def _extras(self) -> dict[str, Array]:
         """The ledger, for checkpoints."""

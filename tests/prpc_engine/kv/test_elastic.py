@@ -5,6 +5,7 @@ PRPC_TEST_KILLS=200 for a long run; with -s the times to recover are printed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from prpc_engine import RpcService
-from prpc_engine.errors import ConfigError, DeadlineExceeded, NoServer
+from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
+from prpc_engine.kv.future import KVFuture
 from prpc_engine.kv.tree import PlacementNode
 from prpc_engine.master.client import MasterClient
 from prpc_engine.service import SERVERS_PATH
@@ -204,6 +206,33 @@ def test_statistics_come_from_who_has_a_partition_now_though_their_worker_had_no
             second.drain(PATIENCE_S)
 
 
+def test_a_push_that_was_lost_ends_when_its_service_is_closed() -> None:
+    with elastic_world() as (master, watcher), RpcService(master.address) as service:
+        with ElasticServer(watcher.service, partitions=1):
+            worker = TableWorker(service, elastic=True)
+            worker.create_sparse(TABLE, 1, {"name": "add"})
+        push = worker.submit_push(TABLE, keys_of(0, 0), ONES, timeout_s=PUSH_TIMEOUT_S)
+        wait_until(lambda: worker._lanes[0]._is_broken, "the loss")
+        service.close()
+        assert push.done()
+        for end_of in (push.result, lambda: asyncio.run(_awaited(push)), lambda: worker.pull(TABLE, keys_of(0, 0))):
+            with pytest.raises(Closed, match="closed"):
+                end_of()
+
+
+async def _awaited(push: KVFuture[None]) -> None:
+    await push
+
+
+def test_a_server_that_is_drained_before_there_is_a_placement_gives_away_what_it_gets() -> None:
+    settings = {"partitions": 2, "servers": 2}
+    with elastic_world() as (master, watcher), ElasticServer(watcher.service, **settings) as leaving:
+        with pytest.raises(DeadlineExceeded):
+            leaving.drain(0.0)
+        with RpcService(master.address) as service, ElasticServer(service, **settings) as staying:
+            wait_until(lambda: staying.statistics().primaries == (0, 1), "all partitions")
+
+
 def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(farm: Farm, tmp_path: Path) -> None:
     settings = {"partitions": 2, "servers": 2, "checkpoint": str(tmp_path)}
     with elastic_world() as (master, watcher):
@@ -231,6 +260,21 @@ def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(farm: Farm, 
         check_ledger(mine, 0, 2)
         for server in servers:
             end(server)
+
+
+def test_a_push_that_waits_at_a_server_as_that_is_closed_is_asked_of_its_successor(tmp_path: Path) -> None:
+    settings = {"partitions": 2, "replicas": 1, "servers": 2}
+    with elastic_world() as (master, watcher), ElasticServer(watcher.service, **settings) as staying:
+        with RpcService(master.address) as service, ElasticServer(service, **settings) as leaving:
+            watcher.wait_whole(2)
+            worker = TableWorker(watcher.service, elastic=True, ack="durable")
+            worker.create_sparse(TABLE, 1, {"name": "add"})
+            push = worker.submit_push(TABLE, keys_of(0, 0), ONES, timeout_s=PUSH_TIMEOUT_S)
+            wait_until(lambda: staying.statistics().unanswered == leaving.statistics().unanswered == 1, "a half at each")
+        wait_until(lambda: staying.statistics().unanswered == 2, "the other half")
+        worker.save(str(tmp_path), step=1, timeout_s=PUSH_TIMEOUT_S)
+        push.result()
+        assert worker.pull(TABLE, keys_of(0, 0)).tolist() == [[1]] * KEYS_A_PUSH
 
 
 def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_back(
