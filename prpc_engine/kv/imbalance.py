@@ -95,8 +95,11 @@ class WorkerLooks:
                 worst = lags.setdefault(worker, {})
                 for table, lag in tables.items():
                     worst[table] = Lag(*map(max, lag, worst.get(table, lag)))
-        elapsed_s = now - self._looked
-        before, self._before, self._looked = self._before, pushes, now
+        elapsed_s, before = now - self._looked, self._before
+        if elapsed_s > 0:
+            self._before, self._looked = pushes, now
+        else:  # another thread's look began later and came first: that one stays, and there is no time for a rate
+            elapsed_s = float("inf")
         rates = {worker: max(0, count - before.get(worker, count)) / elapsed_s for worker, count in pushes.items()}
         shares = [WorkerShare(names[worker], count, rates[worker], lags[worker]) for worker, count in pushes.items()]
         return tuple(sorted(shares, key=lambda share: share.held_up_s, reverse=True))

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from prpc_engine.errors import (
     Backpressure,
+    Closed,
     DeadlineExceeded,
     MaybeExecuted,
     NoServer,
@@ -35,7 +36,7 @@ from prpc_engine.errors import (
     UnknownService,
 )
 from prpc_engine.kv.ledger import WINDOW
-from shard import Future
+from shard import ClosedError, Future
 
 ANSWER_SHARE = 1 / 16  # of the newest in the moving mean of answers' times: it follows within some tens of pushes
 KEPT_BYTES_MAX = 1 << 28  # pushes without an answer, of one partition: a quarter of a second of what one server applies
@@ -76,7 +77,7 @@ class Request:
         self.settled: Future | None = None  # once it was lost
 
     def done(self) -> bool:
-        """Whether it is settled."""
+        """Whether it is settled, or will not be."""
         if self.settled is None:
             assert self.call is not None
             if not self.call.done():
@@ -85,7 +86,7 @@ class Request:
             if error is None or not self.lane.is_loss(error):
                 return True
             self.lane.lose(self, error)
-        return self.settled is not None and self.settled.done()
+        return self.settled is not None and (self.settled.done() or self.lane.is_closed)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The answer; raises the error it was settled with, TimeoutError when neither is there in time."""
@@ -102,7 +103,10 @@ class Request:
             settled = self.settled
         if timeout_s is not None:
             timeout_s = max(0.0, timeout_s - (time.monotonic() - started))
-        return settled.result(timeout_s)
+        try:
+            return settled.result(timeout_s)
+        except ClosedError as error:
+            raise self.lane.closed(self) from error
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self.settled is None:
@@ -115,7 +119,10 @@ class Request:
                 settled = self.lane.lose(self, error)
         else:
             settled = self.settled
-        return (yield from settled.__await__())
+        try:
+            return (yield from settled.__await__())
+        except ClosedError as error:
+            raise self.lane.closed(self) from error
 
     def give_up(self) -> None:
         """Its caller will change the arrays: it is not sent again."""
@@ -156,7 +163,7 @@ class Lane:
         self._waiter = waiter
         self._sending = threading.Lock()  # held while something is sent again
         self._lock = threading.Lock()  # of what follows
-        self.sequence = 0  # of the newest push
+        self._sequence = 0  # of the newest push
         self._unacknowledged: dict[int, Request] = {}
         self._kept_bytes = 0
         self._lost: list[Request] = []
@@ -181,13 +188,13 @@ class Lane:
             nbytes += array.nbytes
         unacknowledged = self._unacknowledged
         with self._lock:
-            sequence = self.sequence + 1
+            sequence = self._sequence + 1
             if unacknowledged and (sequence - next(iter(unacknowledged)) >= WINDOW or self._kept_bytes + nbytes > KEPT_BYTES_MAX):
                 raise Backpressure(
                     f"{verb} to table {table!r} of {self._name!r}: {len(unacknowledged)} pushes of {self._kept_bytes} bytes to "
                     f"{self} have no answer; {WINDOW} pushes and {KEPT_BYTES_MAX} bytes are allowed: wait for some of them"
                 )
-            self.sequence = sequence
+            self._sequence = sequence
             args = (self._identity, sequence, verb, table, *arrays)
             request = Request(self, sequence, self._push_method, args, time.monotonic() + timeout_s, nbytes)
             unacknowledged[sequence] = request
@@ -225,10 +232,10 @@ class Lane:
         """Pushes without an answer."""
         return len(self._unacknowledged)
 
-    def unanswered_above(self, sequence: int) -> int:
-        """Of those with a greater number than that."""
+    def answered_above(self, sequence: int) -> int:
+        """Pushes with a greater number than that which are over."""
         with self._lock:
-            return sum(each > sequence for each in self._unacknowledged)
+            return max(0, self._sequence - sequence - sum(each > sequence for each in self._unacknowledged))
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
@@ -370,12 +377,22 @@ class Lane:
         )
 
     def _late(self, request: Request) -> DeadlineExceeded:
+        said = self._unanswered(request, "at its deadline")
+        return DeadlineExceeded(f"{said}. Last: {self._reason}. Look at that server, or allow a larger timeout_s")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody will send again what is lost: this side is closed."""
+        return self._waiter is not None and self._waiter.closing
+
+    def closed(self, request: Request) -> Closed:
+        """What whoever waits for a lost request is told once this side is closed: nobody sends it again."""
+        return Closed(f"{self._unanswered(request, 'as the service is closed here')}. Last: {self._reason}")
+
+    def _unanswered(self, request: Request, when: str) -> str:
         what = f"push {request.sequence}" if request.sequence else request.method
         known = "; it may have been applied, once" if request.sequence else ""
-        return DeadlineExceeded(
-            f"{what} to {self} has no answer at its deadline{known}. Last: {self._reason}. Look at that server, or allow "
-            "a larger timeout_s"
-        )
+        return f"{what} to {self} has no answer {when}{known}"
 
 
 def request_answered(request: Request, sent: float) -> Callable[[Future], None]:

@@ -74,8 +74,8 @@ class Whereabouts:
 
     def _learn(self, lane: Lane, placed: Placed, answer: Any) -> None:
         if placed.history != self._placed[lane.partition].history:
+            self._session.begin_again(lane.partition)  # first: who is told reads no row of before any more
             self._session.news.append(self._loss(lane, placed, answer))
-            self._session.begin_again(lane.partition)
         else:
             gone_back = self._session.began(lane.partition, answer)
             if gone_back is not None:
@@ -85,7 +85,7 @@ class Whereabouts:
 
     def _loss(self, lane: Lane, placed: Placed, kept: int) -> EpochChanged:
         """kept: the number of this worker's newest push that is in."""
-        lost = max(0, lane.sequence - kept - lane.unanswered_above(kept))
+        lost = lane.answered_above(kept)
         since = f"the checkpoint of step {placed.step}" if placed.step >= 0 else "the beginning, as there is no checkpoint"
         return EpochChanged(
             f"partition {lane.partition} of {self._name!r} was lost with its server and is back as of {since}: up to {lost} "

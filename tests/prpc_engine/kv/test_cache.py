@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from prpc_engine.kv import Cache, CacheStatistics, TableServer, TableWorker
 from prpc_engine.kv.cache import WINDOW, RowCache
 from prpc_engine.kv.local import LocalService
 from tests.helpers import ManualClock
+from tests.prpc_engine.processes import PATIENCE_S
 
 ONES = np.ones((3, 2), np.float32)
 KEYS = np.array([5, 1, 9])
@@ -54,6 +56,20 @@ def test_what_was_pulled_is_read_here_until_it_is_too_old(clock: ManualClock) ->
     np.testing.assert_allclose(kv.pull("clicks", KEYS), before + 1)
     assert statistics(kv) == CacheStatistics(rows=3, hits=2, misses=6, stale=3, evicted=0, age_s_mean=10.0, age_s_max=10.0)
     assert not other.cache_statistics()
+
+
+def test_statistics_are_told_while_another_thread_makes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, kv, _ = make()
+    look = RowCache.statistics
+
+    def look_meanwhile(cache: RowCache) -> CacheStatistics:
+        making = threading.Thread(target=kv.create_dense, args=("w", (3,), ADD))
+        making.start()
+        making.join(PATIENCE_S)
+        return look(cache)
+
+    monkeypatch.setattr(RowCache, "statistics", look_meanwhile)
+    assert list(kv.cache_statistics()) == ["clicks"]
 
 
 @pytest.mark.parametrize("submits", [False, True])

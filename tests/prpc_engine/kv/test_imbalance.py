@@ -60,3 +60,12 @@ def test_a_rate_is_that_since_the_look_before() -> None:
     later = looks.shares(14.0, [[[7, "seven", 50, {}], [8, "eight", 9, {}]]])
     assert {share.worker: share.pushes_per_s for share in later} == {"seven": 5, "eight": 0}
     assert [share.pushes_per_s for share in looks.shares(15.0, [[[7, "seven", 20, {}]]])] == [0]  # a checkpoint was restored
+
+
+def test_a_look_of_another_thread_that_began_later_and_came_first_makes_no_rate_negative() -> None:
+    looks = WorkerLooks()
+    looks.shares(10.0, [[[7, "seven", 30, {}]]])
+    looks.shares(14.0, [[[7, "seven", 50, {}]]])
+    assert [share.pushes_per_s for share in looks.shares(13.0, [[[7, "seven", 52, {}]]])] == [0]
+    assert [share.pushes_per_s for share in looks.shares(14.0, [[[7, "seven", 52, {}]]])] == [0]
+    assert [share.pushes_per_s for share in looks.shares(16.0, [[[7, "seven", 60, {}]]])] == [5]

@@ -8,13 +8,16 @@ import random
 import signal
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import ElasticServer, EpochChanged, TableServer, TableShard, TableWorker
+from prpc_engine.kv import Cache, ElasticServer, EpochChanged, TableServer, TableShard, TableWorker
+from prpc_engine.kv.cache import RowCache
 from prpc_engine.kv.lane import Address, Lane
 from prpc_engine.kv.local import LocalService
 from prpc_engine.kv.placement import Placed, Placement
@@ -154,6 +157,82 @@ def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_la
         thread.join(PATIENCE_S)
     assert lane.address == Address(3, (0, 3))
     assert len(session.news) == 1
+
+
+class LosesAPartition:
+    """A master's node, and a client of the new primary, of a partition that is back without its history; `kept` pushes are in."""
+
+    server_ids = (1, 3)
+    kept = 1
+
+    def wait(self, timeout_s: float) -> Placement:
+        return Placement((Placed(1),))
+
+    def read(self) -> tuple[Placement, int]:
+        return Placement((Placed(3, epoch=2, history=1),)), 1
+
+    def submit_to(self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0) -> Future:
+        answer = Future()
+        answer.set_result(self.kept)
+        return answer
+
+    def lane(self, where: Whereabouts) -> Lane:
+        return Lane(self, "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
+
+
+def test_a_push_that_begins_as_a_loss_is_found_out_is_not_taken_for_an_acknowledged_one() -> None:
+    class Meanwhile(AbstractContextManager[None]):
+        """A lock that another thread is faster to take, once."""
+
+        def __init__(self, begin: Callable[[], object]) -> None:
+            self.lock, self.begins = threading.Lock(), [begin]
+
+        def __enter__(self) -> None:
+            if self.begins:
+                other = threading.Thread(target=self.begins.pop())
+                other.start()
+                other.join(PATIENCE_S)
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    session, world = Session("kv"), LosesAPartition()
+    where = Whereabouts(world, world, "kv", 7, session, 1.0)  # type: ignore[arg-type]
+    lane = world.lane(where)
+    for _ in range(3):
+        lane.push("push", 1.0, "t", ONES)
+
+    def begin() -> None:
+        world.submit_to = lambda *_, **__: Future()  # type: ignore[method-assign]
+        lane.push("push", 1.0, "t", ONES)
+
+    lane._lock = Meanwhile(begin)  # type: ignore[assignment]
+    where.locate([lane])
+    assert session.news[0].pushes_lost == 2
+    assert lane.unanswered() == 1
+
+
+def test_who_is_told_that_state_went_back_reads_no_row_of_before() -> None:
+    session, world = Session("kv"), LosesAPartition()
+    cache = RowCache(Cache(rows=8, staleness_s=PATIENCE_S), 1)
+    cache.fill(KEYS, ONES, cache.look_up(KEYS, session.losses))
+    assert not len(cache.look_up(KEYS, session.losses).missing)
+    missing: list[int] = []
+
+    class News(deque[EpochChanged]):
+        """Another thread is told at once, and pulls."""
+
+        def append(self, news: EpochChanged) -> None:
+            super().append(news)
+            with pytest.raises(EpochChanged):
+                session.tell()
+            missing.extend(cache.look_up(KEYS, session.losses).missing)
+
+    session.news = News()
+    where = Whereabouts(world, world, "kv", 7, session, 1.0)  # type: ignore[arg-type]
+    where.locate([world.lane(where)])
+    assert len(missing) == len(KEYS)
 
 
 def test_a_partition_that_begins_with_less_is_found_though_it_has_grown_again() -> None:
