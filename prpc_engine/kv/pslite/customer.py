@@ -108,7 +108,8 @@ class Customer:
                 if (call.finished or self._driver.wait(call, timeout_s)) and call.finished == VALUE:
                     return
                 self._hear_all()
-            if (request.finished or self._driver.wait(request, timeout_s)) and request.finished == VALUE:
+            left_s = timeout_s if call is None or call.finished else 0.0
+            if (request.finished or self._driver.wait(request, left_s)) and request.finished == VALUE:
                 return
             request.result(0)  # raises
         except errors.RpcError:
@@ -118,10 +119,12 @@ class Customer:
         except TimeoutError:
             waits = zip(request.parts, request.answers, strict=False)
             silent = [ids.name_of(node) for (node, _, _), answer in waits if answer is MISSING]
-            raise errors.DeadlineExceeded(
-                f"request {timestamp} of app {self.app_id} is not answered after {timeout_s} s by: {', '.join(silent)}; wait "
-                "longer, or look what they do"
-            ) from None
+            why = (
+                f"not answered after {timeout_s} s by: {', '.join(silent)}; wait longer, or look what they do"
+                if silent
+                else f"not done after {timeout_s} s: all have answered, and its callback still runs"
+            )
+            raise errors.DeadlineExceeded(f"request {timestamp} of app {self.app_id} is {why}") from None
 
     async def wait_async(self, timestamp: int) -> None:
         """wait() for a coroutine, of asyncio or of a handler: until the request's own deadline."""
@@ -154,7 +157,8 @@ class Customer:
         """Whether wait() would return, or raise, at once."""
         request = self._open.get(timestamp)
         if request is not None:
-            return request.call is not None and request.call.done()
+            call = request.call  # gone as soon as another thread hears of it
+            return self._driver.closing or (call is not None and call.done())
         return timestamp < self._count_given()
 
     # -- parts -------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from prpc_engine.errors import BadArguments, ConfigError
+from prpc_engine.errors import BadArguments, Closed, ConfigError
 from prpc_engine.kv.pslite import ids, wire
 from prpc_engine.kv.pslite.handler_threads import THREADS_MAX, HandlerThreads
 from prpc_engine.kv.pslite.mailroom import KV
@@ -66,7 +66,7 @@ class KVServer(SimpleApp):
         self._is_grouped = self.postoffice.settings.group_size > 1
         if handler_threads:
             self._threads = HandlerThreads(f"pslite-{app_id}-handler", handler_threads)
-            self.postoffice.on_close(self._threads.close)
+            self.postoffice.on_close(self.close)
 
     def set_request_handle(self, handle: KVHandle) -> None:  # type: ignore[override]  # ps-lite's KVServer hides SimpleApp's too
         """handle(meta, pairs, server) has to see to a server.response(meta, ...). Its arrays are read-only, and may be kept; but
@@ -107,9 +107,9 @@ class KVServer(SimpleApp):
             meta.answer.give(wire.pack_answer(meta.n_keys, pairs.vals, pairs.lens))
 
     def close(self) -> None:
-        """Handle no more requests: they wait for the next server of this id."""
+        """Handle no more requests: they wait for the next server of this id. Again: does nothing."""
         super().close()
-        self._mailroom.remove_handler(KV, self.app_id)
+        self._mailroom.remove_handler(KV, self.app_id, self._on_request)
         if self._threads is not None:
             self._threads.close()
 
@@ -124,7 +124,10 @@ class KVServer(SimpleApp):
             self._run(meta, pairs)
             return answer.outcome()
         later = answer.outcome()
-        self._threads.put(ids.rank_of(sender), partial(self._run_in_thread, meta, pairs))
+        try:
+            self._threads.put(ids.rank_of(sender), partial(self._run_in_thread, meta, pairs))
+        except Closed:  # by another thread, after the mailroom gave us the request: it has others to give it to by now
+            return self._mailroom.take(KV, self.app_id, (head, fields, arrays), arrays)
         return later
 
     def _run(self, meta: KVMeta, pairs: KVPairs) -> None:

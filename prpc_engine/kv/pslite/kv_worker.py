@@ -213,8 +213,9 @@ class KVWorker(SimpleApp):
             part = servers[0], arguments, nbytes + answer_bytes
             return customer.request(timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable)
         header = self.app_id, self.node, self.customer_id, cmd, timestamp
-        slices = self._slicer(pairs, self._ranges)
-        if self._slicer is not by_ranges:
+        slicer = self._slicer  # another thread may set one meanwhile
+        slices = slicer(pairs, self._ranges)
+        if slicer is not by_ranges:
             check_slices(slices, pairs.keys, self._ranges)
             in_order = sorted(zip(self._servers, slices, strict=True), key=_first_key)  # answers are put together in that order
             servers, slices = [server for server, _ in in_order], [each for _, each in in_order]

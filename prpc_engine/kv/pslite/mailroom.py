@@ -48,10 +48,11 @@ class Mailroom:
             self.handlers[kind][app_id] = handler
         self._reactor.call_soon(partial(self._handle_early, kind, app_id))  # there, where all others are handled
 
-    def remove_handler(self, kind: str, app_id: int) -> None:
-        """Messages of that application wait again. From any thread."""
+    def remove_handler(self, kind: str, app_id: int, handler: Handler) -> None:
+        """Messages of that application wait again, unless another handler gets them by now. From any thread."""
         with self._guard:
-            self.handlers[kind].pop(app_id, None)
+            if self.handlers[kind].get(app_id) == handler:
+                del self.handlers[kind][app_id]
 
     def take(self, kind: str, app_id: int, message: tuple[Any, ...], arrays: tuple[Any, ...] = ()) -> Any:
         """The answer, or a Future of it; `arrays` are those in the message, for its size. Raises Backpressure."""
@@ -79,11 +80,9 @@ class Mailroom:
         self._early_bytes -= nbytes
 
     def _handle_early(self, kind: str, app_id: int) -> None:
-        """In the reactor's thread; what comes meanwhile waits behind."""
+        """In the reactor's thread; what comes meanwhile waits behind. A handler may remove itself, and turn it deeper."""
         key = kind, app_id
-        waiting = self.early.get(key, {})
-        handler = self.handlers[kind].get(app_id)
-        while waiting and handler is not None:
+        while (waiting := self.early.get(key)) and (handler := self.handlers[kind].get(app_id)) is not None:
             answer, message = waiting.pop(next(iter(waiting)))
             try:
                 follow(answer, handler(*message))

@@ -47,6 +47,8 @@ BARRIER_ANSWER_S = 5.0  # for the holder, which ends a barrier's wait, to say wh
 LEAVE_TIMEOUT_S = 10.0  # for the others to hear that the last barrier is open, before the scheduler ends
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at the scheduler
 CONNECT_PAUSE_S = 0.02  # between attempts, as nobody tells us when a port opens
+# What is raised when a node has died, has not come up, or leaves; of what was under way there as it left, Cancelled.
+GONE = (errors.NotSent, errors.MaybeExecuted, errors.UnknownService, errors.Stopping, errors.Cancelled)
 
 logger = logging.getLogger("prpc")
 Place = tuple[str, int, int]  # role, customer id, instance
@@ -77,6 +79,7 @@ class Postoffice:
         self._guard = threading.Lock()
         self._meeting = threading.Condition()
         self._in_barriers = 0
+        self._expects_requests = False
         self._changed = threading.Condition()  # a node came or went
         self._changes = 0
         self._master: Master | None = None
@@ -138,7 +141,8 @@ class Postoffice:
     def _job_of(self, service: RpcService) -> tuple[int, tuple[int, ...]]:
         """What the scheduler calls this job, which no other is called; its _counts."""
         if self.role == "scheduler":
-            service.master_client.tree_node_add(JOB_PATH, " ".join(map(str, (self.incarnation, *self._counts))))
+            with contextlib.suppress(errors.NodeExists):  # an attempt before this one got no answer, or no further
+                service.master_client.tree_node_add(JOB_PATH, " ".join(map(str, (self.incarnation, *self._counts))))
         number, *counts = map(int, service.master_client.tree_wait(JOB_PATH, CONNECT_TIMEOUT_S).value.split())
         return number, tuple(counts)
 
@@ -178,7 +182,8 @@ class Postoffice:
         """Take the places of that customer, one for each role and instance; the node id of the first. `rank` is wanted, else the
         smallest free one is taken.
 
-        Raises ConfigError for a customer that has one, DeadlineExceeded where all are taken for `timeout_s` seconds."""
+        Raises ConfigError for a customer that has one, DeadlineExceeded where all are taken for `timeout_s` seconds, Rejected
+        for what else the scheduler refuses."""
         instances = 1 if self.role == "scheduler" else self.settings.group_size
         places = [(role, customer_id, instance) for role in self.settings.roles for instance in range(instances)]
         with self._guard:
@@ -188,7 +193,6 @@ class Postoffice:
                 )
             self._places.update(dict.fromkeys(places, 0))
         deadline = time.monotonic() + timeout_s
-        prompt = self.driver.prompt
         try:
             for place in places:
                 node = self._take_place(place, rank, deadline, timeout_s)
@@ -200,8 +204,9 @@ class Postoffice:
             for node in filter(None, taken):
                 self._give_back(node)
             raise
-        if self.role == "worker":
-            self.driver.prompt = prompt  # it asks, and is hardly ever asked: expect_requests()
+        with self._guard:
+            if self.role == "worker" and not self._expects_requests:
+                self.driver.prompt = False  # it asks, and is hardly ever asked
         return self._places[places[0]]
 
     def _take_place(self, place: Place, rank: int, deadline: float, timeout_s: float) -> int:
@@ -218,12 +223,13 @@ class Postoffice:
                 endpoint = Endpoint(mailroom, self.driver.reactor, self.members, dice)
                 try:
                     server = self._service.create_server(SERVICE, endpoint, node)
-                except errors.Rejected:
+                except errors.NodeExists:
                     continue  # a living node has it
                 self._mailrooms[node], self._endpoints[node] = mailroom, endpoint
                 self._servers[node] = server
                 try:
-                    self.is_recovery = self._service.master_client.generate_id(f"{SERVICE} {node}") > 0
+                    if self._service.master_client.generate_id(f"{SERVICE} {node}") > 0:
+                        self.is_recovery = True
                 except BaseException:
                     self._give_back(node)
                     raise
@@ -245,15 +251,17 @@ class Postoffice:
     @property
     def my_rank(self) -> int:
         """Of the customer that started first, within its (first) role. Raises ConfigError before start()."""
-        first = min((place for place in list(self._places) if place[0] == self.settings.roles[0]), default=None)
-        return ids.rank_of(self.node_of(0 if first is None else first[1])) // self.settings.group_size
+        role, places = self.settings.roles[0], list(self._places.items())
+        first = min((place for place, node in places if node and place[0] == role), default=(role, 0, 0))
+        return ids.rank_of(self.node_of(first[1])) // self.settings.group_size
 
     def node_of(self, customer_id: int, role: str | None = None, instance: int = 0) -> int:
         """The node id of that customer; of a joint process's `role`, "server" or "worker". Raises ConfigError where it was not
         started."""
-        node = self._places.get((role or self.settings.roles[0], customer_id, instance), 0)
+        role = role or self.settings.roles[0]
+        node = self._places.get((role, customer_id, instance), 0)
         if not node:
-            if (role or self.settings.roles[0], customer_id, 0) in self._places:
+            if self._places.get((role, customer_id, 0)):  # a place that is being taken has no node yet
                 raise errors.ConfigError(
                     f"instance {instance} of {self.settings.group_size} (DMLC_GROUP_SIZE): they begin with 0"
                 )
@@ -263,7 +271,9 @@ class Postoffice:
     def expect_requests(self) -> None:
         """Others ask this process, whatever its threads do: somebody must always listen, which costs each wait a thread switch.
         Of a worker where nobody expects them, requests may wait for the engine's STANDBY_S, 20 ms."""
-        self.driver.take_over()
+        with self._guard:
+            self._expects_requests = True
+            self.driver.take_over()
 
     def mailroom(self, node: int) -> Mailroom:
         """That of one of this process's node ids."""
@@ -311,9 +321,9 @@ class Postoffice:
                     del missing[0]
             except errors.MasterUnreachable:
                 raise
-            except (errors.NotSent, errors.MaybeExecuted, errors.UnknownService, errors.DeadlineExceeded):
-                # It is just coming up, or has died and the master does not know yet; or it, or the scheduler, stands still for
-                # longer than one attempt.
+            except (*GONE, errors.DeadlineExceeded):
+                # It is just coming up, or has died, or leaves, and the master does not know yet; or it, or the scheduler, stands
+                # still for longer than one attempt.
                 time.sleep(CONNECT_PAUSE_S)
                 seen -= 1
             if missing and not self._wait_for_change(seen, deadline):
@@ -349,16 +359,17 @@ class Postoffice:
         holder = expected[0]
         while True:
             patience_s = max(0.0, deadline - time.monotonic())
-            if holder in self._endpoints:
-                return self._meet_here(self._endpoints[holder], group, nodes, patience_s, passed)
+            endpoint = self._endpoints.get(holder)
             try:
+                if endpoint is not None:
+                    return self._meet_here(endpoint, group, nodes, patience_s, passed)
                 if holder not in self.client.server_ids:
                     self.connect((holder,), patience_s)
                 missing: Sequence[int] = self.client.call_to(
                     holder, "barrier", group, nodes, patience_s, passed, timeout_s=patience_s + BARRIER_ANSWER_S
                 )
                 return missing
-            except (errors.NotSent, errors.MaybeExecuted, errors.UnknownService) as error:
+            except GONE as error:
                 if holder == ids.SCHEDULER:
                     raise errors.MasterUnreachable(
                         f"the scheduler at {self.settings.root} was lost while the barrier of group {group} waited there, and "
@@ -369,7 +380,7 @@ class Postoffice:
                     self.connect((holder,), max(0.0, deadline - time.monotonic()))
                     continue
                 return (holder,)
-            except errors.DeadlineExceeded:
+            except TimeoutError:  # DeadlineExceeded, too
                 return (holder,)
 
     def _meet_here(self, endpoint: Endpoint, group: int, nodes: Sequence[int], patience_s: float, passed: int) -> Sequence[int]:
@@ -413,6 +424,7 @@ class Postoffice:
                     for server in list(self._servers.values()):
                         server.close()
         self._service.close()
+        self._note_change(None)  # who waits for nodes finds out
         if self._master is not None:
             self._master.close()
 

@@ -157,8 +157,8 @@ class SimpleApp:
         return self._customer.is_done(timestamp)
 
     def close(self) -> None:
-        """Handle no more requests: they wait for the next application of this id."""
-        self._mailroom.remove_handler(SIMPLE, self.app_id)
+        """Handle no more requests: they wait for the next application of this id. Again: does nothing."""
+        self._mailroom.remove_handler(SIMPLE, self.app_id, self._on_simple_request)
 
     def _on_simple_request(self, sender: int, customer_id: int, timestamp: int, head: int, body: str) -> Any:
         handle = self._request_handle

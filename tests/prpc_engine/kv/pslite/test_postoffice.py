@@ -3,46 +3,87 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from prpc_engine import RpcClient
-from prpc_engine.errors import DeadlineExceeded
-from prpc_engine.kv.pslite import ids
+from prpc_engine import RpcClient, RpcService
+from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, Rejected, RpcError, Stopping
+from prpc_engine.kv.pslite import KVPairs, KVServer, KVServerDefaultHandle, KVWorker, ids, postoffice, simple_app, wire
+from prpc_engine.kv.pslite.customer import Customer
+from prpc_engine.kv.pslite.endpoint import Endpoint
 from prpc_engine.kv.pslite.environment import Settings
-from prpc_engine.kv.pslite.postoffice import Postoffice
+from prpc_engine.kv.pslite.mailroom import KV, Mailroom
+from prpc_engine.kv.pslite.postoffice import Place, Postoffice
+from prpc_engine.kv.pslite.slicer import by_ranges
 from prpc_engine.local_job import reserved_ports
 from prpc_engine.master.client import MasterClient
-from tests.prpc_engine.processes import PATIENCE_S
+from shard import Future
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+JOB = {"DMLC_NUM_SERVER": "2", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1"}
+Join = Callable[[str], Postoffice]
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Postoffice]:
-    job = {"DMLC_ROLE": "scheduler", "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1"}
+def join() -> Iterator[Join]:
+    """Makes a process's part in one job, of that role; they are closed in the end."""
+    joined: list[Postoffice] = []
     with reserved_ports(1) as (port,):
-        postoffice = Postoffice(Settings.from_environment({**job, "DMLC_PS_ROOT_PORT": str(port)}))
-        try:
-            yield postoffice
-        finally:
-            postoffice.close()
+
+        def join_as(role: str) -> Postoffice:
+            settings = Settings.from_environment({**JOB, "DMLC_PS_ROOT_PORT": str(port)}, role)
+            joined.append(Postoffice(settings, PATIENCE_S))
+            return joined[-1]
+
+        yield join_as
+        for each in reversed(joined):
+            each.close()
 
 
-@pytest.mark.parametrize("asked", ["call_to", "refresh"])  # the node itself; the scheduler, where it is
-def test_who_stands_still_for_longer_than_one_attempt_is_asked_again(
-    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch, asked: str
+@pytest.fixture
+def scheduler(join: Join) -> Postoffice:
+    return join("scheduler")
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"), [("call_to", DeadlineExceeded), ("call_to", Stopping), ("refresh", DeadlineExceeded)]
+)  # the node itself; the scheduler, where it is
+def test_who_stands_still_for_longer_than_one_attempt_or_is_leaving_is_asked_again(
+    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch, asked: str, error: type[RpcError]
 ) -> None:
     scheduler.add_customer(0)
     ask = getattr(RpcClient, asked)
 
-    def time_out_once(*_: Any, **__: Any) -> Any:
+    def fail_once(*_: Any, **__: Any) -> Any:
         monkeypatch.setattr(RpcClient, asked, ask)
-        raise DeadlineExceeded("it stands still")
+        raise error("it stands still, or its successor is about to come")
 
-    monkeypatch.setattr(RpcClient, asked, time_out_once)
+    monkeypatch.setattr(RpcClient, asked, fail_once)
     scheduler.connect((ids.SCHEDULER,), PATIENCE_S)
     assert getattr(RpcClient, asked) is ask
+
+
+def test_a_scheduler_that_was_slow_to_begin_its_job_finds_what_it_has_begun(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = MasterClient.tree_wait
+
+    def be_slow_once(*_: Any) -> Any:
+        monkeypatch.setattr(MasterClient, "tree_wait", wait)
+        raise DeadlineExceeded("the machine is busy")
+
+    monkeypatch.setattr(MasterClient, "tree_wait", be_slow_once)
+    scheduler = join("scheduler")
+    assert scheduler.job == scheduler.incarnation
 
 
 def test_a_customer_that_could_not_start_keeps_no_place(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +95,17 @@ def test_a_customer_that_could_not_start_keeps_no_place(scheduler: Postoffice, m
         scheduler.add_customer(0)
     monkeypatch.undo()
     assert scheduler.add_customer(0, timeout_s=PATIENCE_S) == ids.SCHEDULER
+
+
+def test_a_customer_that_is_refused_waits_for_nobody_to_leave(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise Rejected("join before registering a server")  # the scheduler has ended the session meanwhile, say
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RpcService, "create_server", refuse)
+        with pytest.raises(Rejected, match="join before"):
+            scheduler.add_customer(0, timeout_s=0.1)
+    assert scheduler.add_customer(0) == ids.SCHEDULER
 
 
 def test_customers_may_start_while_others_come_to_a_barrier(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +121,210 @@ def test_customers_may_start_while_others_come_to_a_barrier(scheduler: Postoffic
     scheduler.add_customer(0)
     monkeypatch.setattr(scheduler, "members", lambda group: Members((ids.SCHEDULER,)))
     scheduler.barrier(0, ids.SCHEDULER)
+
+
+def test_who_waits_for_nodes_hears_that_the_process_leaves(
+    scheduler: Postoffice, join: Join, threads: ThreadPoolExecutor
+) -> None:
+    worker = join("worker")
+    for customer in range(2):
+        worker.add_customer(customer)
+    waits = [threads.submit(worker.connect, (8,), PATIENCE_S), threads.submit(worker.add_customer, 2, -1, PATIENCE_S)]
+    wait_until(lambda: len(worker._changed._waiters) == 2, "both of them")  # type: ignore[attr-defined]
+    worker.close()
+    for each in waits:
+        with pytest.raises(Closed):
+            each.result(PATIENCE_S / 2)
+
+
+def test_a_barrier_whose_holder_leaves_is_held_by_its_successor(
+    scheduler: Postoffice, join: Join, threads: ThreadPoolExecutor
+) -> None:
+    holder, other = join("worker"), join("worker")
+    assert [each.add_customer(0) for each in (holder, other)] == [9, 11]
+    waits = threads.submit(other.barrier, 0, ids.WORKER_GROUP, PATIENCE_S)
+    wait_until(lambda: holder.waiting(ids.WORKER_GROUP) == {11}, "the other one")
+    holder.close(after_barrier=True)
+    successor = join("worker")
+    assert successor.add_customer(0) == 9
+    successor.barrier(0, ids.WORKER_GROUP, PATIENCE_S)
+    waits.result(PATIENCE_S)
+
+
+def test_a_barrier_outlives_the_place_of_its_holder(scheduler: Postoffice, join: Join) -> None:
+    class Places(dict[int, Endpoint]):
+        """Another customer that could not start gives its place back once somebody has looked whether it is here."""
+
+        def __contains__(self, node: object) -> bool:
+            found = super().__contains__(node)
+            self.clear()
+            return found
+
+    worker = join("worker")
+    for customer in range(2):
+        worker.add_customer(customer)
+    worker._endpoints = Places(worker._endpoints)
+    with pytest.raises(DeadlineExceeded, match="missing: worker 0"):
+        worker.barrier(1, ids.WORKER_GROUP, 0.0)
+
+
+def test_a_barrier_ends_though_its_own_reactor_is_busy(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler.add_customer(0)
+    monkeypatch.setattr(postoffice, "BARRIER_ANSWER_S", 0.0)
+    never = Future()
+    monkeypatch.setattr(Endpoint, "barrier", lambda *_: never)
+    with pytest.raises(DeadlineExceeded, match="missing: scheduler"):
+        scheduler.barrier(0, ids.ALL, 0.0)
+
+
+def test_a_worker_is_asked_and_has_its_rank_while_another_of_its_customers_starts(
+    scheduler: Postoffice, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = join("worker")
+    assert worker.add_customer(1) == 9
+    take = Postoffice._take_place
+
+    def take_meanwhile(self: Postoffice, place: Place, *more: Any) -> int:
+        worker.expect_requests()
+        assert worker.my_rank == 0
+        with pytest.raises(ConfigError, match="customer 0 was not started"):
+            worker.node_of(0)
+        return take(self, place, *more)
+
+    monkeypatch.setattr(Postoffice, "_take_place", take_meanwhile)
+    worker.add_customer(0)
+    assert worker.driver.prompt
+
+
+def test_who_takes_the_place_of_one_that_died_has_taken_it_whoever_starts_beside_it(scheduler: Postoffice, join: Join) -> None:
+    first = join("worker")
+    assert first.add_customer(0) == 9
+    first.close()
+    successor = join("worker")
+    assert [successor.add_customer(customer) for customer in range(2)] == [9, 11]
+    assert successor.is_recovery
+
+
+def test_what_waits_for_an_application_that_is_closed_meanwhile_waits_for_the_next_one() -> None:
+    mailroom = Mailroom("server 0", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
+    first, second = (mailroom.take(KV, 0, (number,)) for number in range(2))
+
+    def close_then_answer(number: int) -> str:
+        mailroom.remove_handler(KV, 0, close_then_answer)
+        return f"the first one, {number}"
+
+    mailroom.add_handler(KV, 0, close_then_answer)
+    assert first.result() == "the first one, 0"
+    assert not second.done()
+    mailroom.add_handler(KV, 0, lambda number: f"the next one, {number}")
+    assert second.result() == "the next one, 1"
+    assert not mailroom.early_messages
+
+
+def test_whether_a_request_is_done_is_told_while_another_thread_hears_of_its_call(scheduler: Postoffice) -> None:
+    calls = [Future()]
+
+    class Heard:
+        """A request whose call is somebody else's to hear of, once we have seen it."""
+
+        @property
+        def call(self) -> Future | None:
+            return calls.pop() if calls else None
+
+    customer = Customer(scheduler, 0)
+    customer._open[0] = Heard()  # type: ignore[assignment]
+    assert not customer.is_done(0)
+
+
+def test_what_was_under_way_when_the_process_left_is_done(scheduler: Postoffice) -> None:
+    customer = Customer(scheduler, 0)
+    early = customer.request(customer.new_timestamp(), KV, [(8, (b"",), 0)], None)
+    scheduler.close()
+    late = customer.request(customer.new_timestamp(), KV, [(8, (b"",), 0)], None)  # by a thread that has not heard of it
+    for timestamp in (early, late):
+        assert customer.is_done(timestamp)
+        with pytest.raises(Closed, match=f"request {timestamp} of app 0 was under way"):
+            customer.wait(timestamp)
+
+
+def test_whoever_else_hears_of_the_call_a_wait_takes_as_long_as_it_may(
+    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    customer, waits = Customer(scheduler, 0), list[float]()
+    timestamp = customer.request(customer.new_timestamp(), KV, [(8, (b"",), 0)], None)
+
+    def pass_the_time(future: Future, timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler.driver, "wait", pass_the_time)
+        with pytest.raises(DeadlineExceeded, match="by: server 0"):
+            customer.wait(timestamp, 5.0)
+    assert sum(waits) == 5.0
+
+
+def test_who_waits_for_a_callback_that_runs_is_told_so(scheduler: Postoffice, threads: ThreadPoolExecutor) -> None:
+    customer, runs, go_on = Customer(scheduler, 0), threading.Event(), threading.Event()
+
+    def finish(timestamp: int, answers: list[Any]) -> None:
+        runs.set()
+        assert go_on.wait(PATIENCE_S)
+
+    request = threads.submit(customer.request, customer.new_timestamp(), KV, (), finish)
+    assert runs.wait(PATIENCE_S)
+    with pytest.raises(DeadlineExceeded, match="all have answered, and its callback still runs"):
+        customer.wait(0, 0.0)
+    go_on.set()
+    request.result(PATIENCE_S)
+    customer.wait(0)
+
+
+def test_a_request_that_comes_as_its_server_is_closed_waits_for_the_next_one(
+    scheduler: Postoffice, join: Join, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = join("server")
+    joined.add_customer(0)
+    monkeypatch.setattr(simple_app, "get_postoffice", lambda: joined)
+    closed, read = KVServer(0, handler_threads=1), wire.read_pairs
+    closed.set_request_handle(KVServerDefaultHandle())
+
+    def close_meanwhile(*request: Any) -> KVPairs:
+        monkeypatch.setattr(wire, "read_pairs", read)
+        threads.submit(closed.close).result(PATIENCE_S)
+        return read(*request)
+
+    monkeypatch.setattr(wire, "read_pairs", close_meanwhile)
+    customer = Customer(scheduler, 0)
+    arguments, nbytes = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(np.array([1], np.uint64), np.ones(1, np.float32)))
+    timestamp = customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None)
+    wait_until(lambda: joined.mailroom(8).early_messages or customer.is_done(timestamp), "the request")
+    KVServer(0).set_request_handle(KVServerDefaultHandle())
+    customer.wait(timestamp)
+    closed.close()  # again: the next one keeps its handle
+    customer.wait(customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None), PATIENCE_S / 2)
+
+
+def test_a_request_is_put_together_as_it_was_cut_though_the_slicer_is_changed_meanwhile(
+    scheduler: Postoffice, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crossed(pairs: KVPairs, ranges: object) -> list[KVPairs]:
+        return [KVPairs(pairs.keys[half], pairs.vals[half]) for half in (slice(1, None), slice(0, 1))]
+
+    def crossed_for_the_last_time(pairs: KVPairs, ranges: object) -> list[KVPairs]:
+        kv.set_slicer(by_ranges)  # as another thread may
+        return crossed(pairs, ranges)
+
+    for role in ("server", "server", "worker"):
+        joined = join(role)
+        joined.add_customer(0)
+        monkeypatch.setattr(simple_app, "get_postoffice", lambda joined=joined: joined)
+        if role == "server":
+            KVServer(0).set_request_handle(KVServerDefaultHandle())
+    kv = KVWorker(0, 0)
+    keys, vals, got = np.array([1, 2], np.uint64), np.array([10, 20], np.float32), np.zeros(2, np.float32)
+    kv.set_slicer(crossed)
+    kv.wait(kv.push(keys, vals))
+    kv.set_slicer(crossed_for_the_last_time)
+    kv.wait(kv.pull(keys, got))
+    assert got.tolist() == [10, 20]
