@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ ABOUT, PING, STATISTICS = "about", "ping", "statistics"
 
 
 def about_server(
-    addresses: Callable[[], list[str]], servers: Mapping[int, Server], peers: Callable[[], Iterable[Peer]], slab: Slab
+    addresses: Callable[[], list[str]], servers: dict[int, Server], peers: Callable[[], Iterable[Peer]], slab: Slab
 ) -> Server:
     """The server to put at ABOUT_TARGET of a node that has these."""
 
@@ -43,7 +43,7 @@ def about_server(
             "python": platform.python_version(),
             "process": this_process(),  # as whereabouts.py has it
             "addresses": addresses(),  # most preferred first
-            "services": sorted({one.service for target, one in list(servers.items()) if target != ABOUT_TARGET}),
+            "services": sorted({one.service for target, one in servers.copy().items() if target != ABOUT_TARGET}),
             "time_s": time.time(),
         }
 
@@ -53,7 +53,7 @@ def about_server(
             "peers": [asdict(peer.statistics()) for peer in peers()],
             "servers": {
                 f"{one.service}/{one.server_id}": asdict(one.statistics())
-                for target, one in list(servers.items())
+                for target, one in servers.copy().items()
                 if target != ABOUT_TARGET
             },
             "slab": asdict(slab.statistics()),

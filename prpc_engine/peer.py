@@ -486,7 +486,7 @@ class Peer:
         self.lost = True
         later = None if isinstance(error, ClosedError) else self.reactor.call_later  # else nobody may come to look again
         self.calls.fail_all(lambda call: error_of(call, error, call.call_id in unsent, self.reactor.clock()), later)
-        for call_id, (inbox, _) in list(self._streams.items()):
+        for call_id, (inbox, _) in self._streams.copy().items():
             if call_id not in self._in_flight:  # answered, with items still under way
                 inbox.cut(errors.MaybeExecuted(f"the peer was lost before all items of a stream had come ({error})"))
         self._streams.clear()

@@ -39,7 +39,7 @@ class NodeFigures:
             peers=tuple(peer.statistics() for peer in node.peers()),
             servers={
                 f"{one.service}/{one.server_id}": one.statistics()
-                for target, one in list(node.servers.items())
+                for target, one in node.servers.copy().items()
                 if target != ABOUT_TARGET
             },
             slab=node.slab.statistics(),

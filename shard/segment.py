@@ -163,7 +163,7 @@ def unlink(name: str) -> None:
 
 @atexit.register
 def _unlink_kept_names() -> None:
-    for name, pid in list(_kept_names.items()):
+    for name, pid in _kept_names.copy().items():
         if pid == os.getpid():  # a child made by fork() inherits the table, not the names
             unlink(name)
 

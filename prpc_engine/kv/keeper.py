@@ -154,7 +154,7 @@ class Keeper:
         self._tell_host(*changed, asked)
         for index, placed in enumerate(changed[0].partitions):
             self._see_to(index, placed)
-        for index, hosted in list(self._host.hosted.items()):
+        for index, hosted in self._host.hosted.copy().items():
             if hosted.is_primary and hosted.placed.heir in hosted.placed.replicas:
                 self._hand_over(index, hosted.placed, hosted)
             elif hosted.is_handing_over:  # its heir died

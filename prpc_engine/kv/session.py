@@ -131,7 +131,7 @@ class Session:
         """A partition has begun again, with those versions by table; of a table that is not there, with 0."""
         behind: list[tuple[str, int, int]] = []
         with self._lock:
-            for table, floors in list(self._floors.items()):  # floors() may add to them meanwhile
+            for table, floors in self._floors.copy().items():  # floors() may add to them meanwhile
                 floor, version = floors.get(partition, NOTHING), versions.get(table, 0)
                 if version < floor.version:
                     behind.append((table, floor.version, version))
@@ -142,7 +142,7 @@ class Session:
         """This worker knows that state of that partition went back; answers under way say nothing."""
         with self._lock:
             self.losses += 1
-            for table, floors in list(self._floors.items()):
+            for table, floors in self._floors.copy().items():
                 rollbacks = floors.get(partition, NOTHING).rollbacks
                 self._floors[table] = {**floors, partition: Floor(0, rollbacks + 1)}
 

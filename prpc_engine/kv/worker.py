@@ -334,7 +334,7 @@ class TableWorker:
 
     def cache_statistics(self) -> dict[str, CacheStatistics]:
         """{table: what this worker's cache of it has done}, of the tables that have one."""
-        layouts = list(self._tables.items())  # other threads make tables meanwhile
+        layouts = self._tables.copy().items()  # other threads make tables meanwhile
         return {table: each.cache.statistics() for table, each in layouts if isinstance(each, Sparse) and each.cache is not None}
 
     def balance(self, *, timeout_s: float | None = None) -> Balance:

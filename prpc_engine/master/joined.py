@@ -69,7 +69,7 @@ class Joined:
     def anew(self, token: str, ask: Ask) -> None:
         """Join and register again, over the session of that token. Raises what `ask` raises; then once more, for what is left."""
         self.rank = ask(0, "join", self.addresses, self.shard_of, self.rank)
-        for first, one in list(self._servers.items()):
+        for first, one in self._servers.copy().items():
             if one.token == token:
                 continue
             try:

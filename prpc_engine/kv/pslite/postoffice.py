@@ -251,7 +251,7 @@ class Postoffice:
     @property
     def my_rank(self) -> int:
         """Of the customer that started first, within its (first) role. Raises ConfigError before start()."""
-        role, places = self.settings.roles[0], list(self._places.items())
+        role, places = self.settings.roles[0], self._places.copy().items()
         first = min((place for place, node in places if node and place[0] == role), default=(role, 0, 0))
         return ids.rank_of(self.node_of(first[1])) // self.settings.group_size
 
@@ -339,7 +339,7 @@ class Postoffice:
         MasterUnreachable where the scheduler was to hold it and is lost."""
         first = self.node_of(customer_id)
         expected = self.members(group)
-        nodes = [node for (_, customer, _), node in list(self._places.items()) if customer == customer_id and node in expected]
+        nodes = [node for (_, customer, _), node in self._places.copy().items() if customer == customer_id and node in expected]
         if not nodes:
             raise errors.ConfigError(f"{ids.name_of(first)} is not in group {group}, whose barrier it came to")
         if len(nodes) == len(expected):
