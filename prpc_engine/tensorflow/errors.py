@@ -28,7 +28,7 @@ from prpc_engine import errors
 from prpc_engine.cluster.errors import StepAborted, TaskRestarted
 from shard import ShardError
 
-KEPT_MAX = 4096  # errors that nobody took: of ops that failed when their step had ended already
+KEPT_MAX = 4096  # the last ones: of an op that failed when its step had ended already, nobody takes the error
 _OURS = re.compile(r"prpc_[gh]\d+/")  # in front of every node's name, where its part of the graph was added
 _NUMBER = re.compile(r"prpc-error-(\d+)\b")
 _numbers = itertools.count(1)
@@ -79,8 +79,7 @@ def keep(error: Exception) -> RuntimeError:
     """What to raise in an op, for `error` to be what its step ends with."""
     number = next(_numbers)
     _kept[number] = error
-    while len(_kept) > KEPT_MAX:
-        _kept.pop(next(iter(_kept)), None)
+    _kept.pop(number - KEPT_MAX, None)
     return RuntimeError(f"prpc-error-{number}")
 
 

@@ -5,6 +5,7 @@ Beside the op that waits, the part waits at a queue of its own. Whichever comes 
     the op has run            "prpc_gate_done" puts 0 into the queue: the part takes it, and has run
     somebody gives it up      "prpc_gate_give" puts 1 into it: "prpc_gate_check" fails, the step is cancelled, and with it the op
                               that waits, which then has taken nothing
+    somebody has given it up  "prpc_gate_open" fails, before the op begins: what it would wait for may be there already
 
 A queue is of one run at a time: so many runs wait at once, so many copies of the part there are. A run that failed may leave
 something in its queue: "prpc_gate_clear" takes it out before the next one.
@@ -42,8 +43,12 @@ def with_gate(part: Part, name: str) -> Part:
     size = nodes.add(name="prpc_gate_size", op="QueueSizeV2", input=["prpc_gate"])
     clear = nodes.add(name=CLEAR, op="QueueDequeueManyV2", input=["prpc_gate", size.name])
     clear.attr["component_types"].list.type.append(_INT32)
-    equal = nodes.add(name="prpc_gate_equal", op="Equal", input=["prpc_gate_take", "prpc_gate_0"])
-    equal.attr["T"].type = _INT32
-    check = nodes.add(name="prpc_gate_check", op="Assert", input=["prpc_gate_equal", "prpc_gate_take"])
-    check.attr["T"].list.type.append(_INT32)
+    for op, value in (("prpc_gate_check", take.name), ("prpc_gate_open", size.name)):
+        equal = nodes.add(name=f"{op}_equal", op="Equal", input=[value, "prpc_gate_0"])
+        equal.attr["T"].type = _INT32
+        check = nodes.add(name=op, op="Assert", input=[equal.name, value])
+        check.attr["T"].list.type.append(_INT32)
+    for node in nodes:
+        if node.name in part.waiting:
+            node.input.append("^prpc_gate_open")
     return gated

@@ -34,19 +34,19 @@ from prpc_engine.tensorflow.server import PROTOCOLS, TaskServer, server_of
 from shard import ShardError
 
 _Server, _Session = server_lib.Server, tf_sessions.BaseSession
-_before: dict[tuple[Any, str], Any] = {}
+_before: dict[tuple[Any, str], Any] = {}  # for good: another thread may be in a hook when it is taken out
 logger = logging.getLogger("prpc")
 _default: list[str] = []  # the protocol of servers whose script names none
 
 
 def is_installed() -> bool:
     """Whether the hooks are there."""
-    return bool(_before)
+    return _Server.__dict__["__init__"] is _server_init
 
 
 def apply(protocol: str) -> None:
     """Put the hooks in; again: does nothing. `protocol`: of servers whose script names none."""
-    if _before:
+    if is_installed():
         return
     _default[:] = [protocol]
     hooks: list[tuple[Any, str, Any]] = [
@@ -76,7 +76,6 @@ def restore() -> None:
     """Take the hooks out. Servers and sessions that were made meanwhile are ours no longer: close them before."""
     for (owner, name), before in _before.items():
         setattr(owner, name, before)
-    _before.clear()
 
 
 # -- servers -----------------------------------------------------------------------------------------------------------------

@@ -52,5 +52,5 @@ def plane_for(server: TaskServer, session: Any) -> Plane:
     if name not in PLANES:
         raise ConfigError(f"{VARIABLE}={name!r}: {', '.join(PLANES)} are allowed")
     plane = PLANES[name](server, session)
-    server.planes.add(plane)
+    server.enter(plane)
     return plane

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Programs:
         self._stages, self._engine = stages, engine
         self._threads = ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-program")
         self._handles = itertools.count(secrets.randbits(40) << 20)
+        self._guard = threading.Lock()  # of the next three: stages are freed in another thread
         self._programs: dict[int, list[_Block]] = {}
         self._by_content: dict[str, int] = {}  # the next session of a worker has the same ones
         self._by_stage: dict[int, set[str]] = {}  # contents that a stage is part of
@@ -93,27 +95,29 @@ class Programs:
     def program(self, packed: Sequence[Any]) -> list[Any]:
         """See the table at the top."""
         blocks = []
-        for handle, receives, feeds, fetches, sends in packed:
-            stage = self._stages.find(handle)
-            if stage is None:
-                return [tf_errors.ABORTED, f"no graph of handle {handle} is registered here: the task was started again"]
-            blocks.append(_Block(stage, [tuple(one) for one in receives], feeds, fetches, [tuple(one) for one in sends]))
         content = repr(packed)
-        known = self._by_content.get(content)
-        if known is None:
-            known = self._by_content[content] = next(self._handles)
-            self._programs[known] = blocks
-            for one in packed:
-                self._by_stage.setdefault(one[0], set()).add(content)
+        with self._guard:  # a stage that is found here is forgotten later
+            for handle, receives, feeds, fetches, sends in packed:
+                stage = self._stages.find(handle)
+                if stage is None:
+                    return [tf_errors.ABORTED, f"no graph of handle {handle} is registered here: the task was started again"]
+                blocks.append(_Block(stage, [tuple(one) for one in receives], feeds, fetches, [tuple(one) for one in sends]))
+            known = self._by_content.get(content)
+            if known is None:
+                known = self._by_content[content] = next(self._handles)
+                self._programs[known] = blocks
+                for one in packed:
+                    self._by_stage.setdefault(one[0], set()).add(content)
         return [0, known]
 
     def forget(self, handles: Sequence[int]) -> None:
         """Stages are gone; programs of them are not told again to anybody. Those that run go on."""
-        for handle in handles:
-            for content in self._by_stage.pop(handle, ()):
-                known = self._by_content.pop(content, None)
-                if known is not None:
-                    del self._programs[known]
+        with self._guard:
+            for handle in handles:
+                for content in self._by_stage.pop(handle, ()):
+                    known = self._by_content.pop(content, None)
+                    if known is not None:
+                        del self._programs[known]
 
     def step(self, handle: int, step: int, timeout_s: float, over: Sequence[int], options: bytes) -> list[Any] | Deferred:
         """See the table at the top."""
@@ -128,15 +132,18 @@ class Programs:
         return run.answer
 
     def _over(self, run: _Run) -> None:
-        self._running.pop(run.step, None)
         self._ended[run.step] = run.peer
+        self._running.pop(run.step, None)
         run.ended()
+        if run.is_forgotten:  # by who did not find it among those that have ended yet
+            self._forget([run.step])
 
     def give_up(self, steps: Sequence[int]) -> list[Any]:
         """See the table at the top."""
         for step in steps:
             run = self._running.get(step)
             if run is not None:
+                run.is_forgotten = True
                 run.end(tf_errors.CANCELLED, f"step {step} was given up by the task that began it")
         self._forget(steps)
         return [0]
@@ -144,12 +151,12 @@ class Programs:
     def _forget(self, steps: Sequence[int]) -> None:
         for step in steps:
             if self._ended.pop(step, self) is not self:
-                self._engine().cleanup(step)
+                _clean_up(self._engine(), step)
 
     def peer_lost(self, peer: Peer) -> None:
         """What it began is given up."""
         self.give_up([run.step for run in list(self._running.values()) if run.peer is peer])
-        self._forget([step for step, beginner in list(self._ended.items()) if beginner is peer])
+        self._forget([step for step, beginner in self._ended.copy().items() if beginner is peer])
 
     def close(self) -> None:
         """Give up what goes on."""
@@ -166,6 +173,7 @@ class _Run:
     ) -> None:
         self.answer = Deferred()
         self.step, self.peer = step, peer
+        self.is_forgotten = False  # its values are asked for no more
         self._options = options  # b"": it is not traced
         self._told: list[bytes] = []  # RunMetadata of its stages
         self._engine, self._threads = engine, threads
@@ -205,7 +213,11 @@ class _Run:
                 if not in_pool and (self._options or not block.stage.is_quick):
                     self._threads.submit(self._go_on, None, True)
                     return
-                self._run(block)
+                try:
+                    self._run(block)
+                finally:
+                    if self.answer.done():  # it was ended meanwhile: nobody asks for what this block sent
+                        _clean_up(self._engine, self.step)
                 self._next_block, self._next_receipt = self._next_block + 1, 0
         except Exception as error:
             self._fail(error)
@@ -243,5 +255,9 @@ class _Run:
             return
         for receipt in itertools.chain.from_iterable(self._receipts):
             receipt.cancel()
-        with contextlib.suppress(engine_errors.Closed):  # the server was stopped: nothing is left of the step
-            self._engine.cleanup(self.step)
+        _clean_up(self._engine, self.step)
+
+
+def _clean_up(engine: Server, step: int) -> None:
+    with contextlib.suppress(engine_errors.Closed):  # the server was stopped: nothing is left of the step
+        engine.cleanup(step)

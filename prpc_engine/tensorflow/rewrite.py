@@ -16,7 +16,7 @@ Devices and colocation are gone: each part runs at one task. Functions come alon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,7 +130,7 @@ class Rewriter:
 
     # -- the own task --------------------------------------------------------------------------------------------------------
 
-    def own(self, calls: Iterable[Call]) -> Part:
+    def own(self, calls: Sequence[Call]) -> Part:
         """What the own task runs."""
         plan, kinds = self._plan, self._plan.kinds
         part = Part(self._new_graph())
@@ -196,14 +196,19 @@ class Rewriter:
                     part.waiting.append(name)  # elsewhere it may be dead, and nobody could say that it has run
                 if node.inputs and node.inputs[0] in plan.roots:  # of the value, which comes from another task
                     copy.op = _VALUE_OPS.get(node.op, node.op)
+        sends: dict[object, list[str]] = {}  # of a round, dead or alive together: what one waits for may be what another does
         for call in calls:
-            self._add_call(part, call, source, [*controls(call.stage.after), *map(side, call.stage.gates)])
+            if call.send_token and not part.waiting:  # else what one sends may come of what another has waited for
+                sends.setdefault(_alike(call.stage), []).append(f"^prpc_send_{call.stage.number}")
+        for call in calls:
+            before = [*controls(call.stage.after), *map(side, call.stage.gates)]
+            self._add_call(part, call, source, before, sends.get(_alike(call.stage), ()))
         part.fetches = [_numbered(source(edge)) for edge in plan.fetches]
         part.targets = controls(plan.targets)
         self._add_functions(part)
         return part
 
-    def _add_call(self, part: Part, call: Call, source: Callable[[Edge], str], controls: list[str]) -> None:
+    def _add_call(self, part: Part, call: Call, source: Callable[[Edge], str], controls: list[str], sends: Sequence[str]) -> None:
         stage = call.stage
         inputs = [self._add_bits(part, source(edge), self._type(edge), self._carried(edge)) for edge in stage.feeds]
         in_types = [self._carried(edge) for edge in stage.feeds]
@@ -216,6 +221,7 @@ class Rewriter:
             inputs, in_types, controls = [send.name], [9], []
         node = part.graph.node.add(name=f"prpc_call_{stage.number}", op="PyFunc", input=inputs)
         node.input.extend(f"^{name}" for name in controls)
+        node.input.extend(sends)
         node.attr["token"].s = call.token.encode()
         node.attr["Tin"].list.type.extend(in_types)
         node.attr["Tout"].list.type.extend(self._carried(edge) for edge in stage.fetches)
@@ -295,6 +301,10 @@ class Rewriter:
         """Those that its nodes call."""
         nodes = [*part.graph.node, *(one for fixed in part.fixed.values() for one in fixed.definitions)]
         self._functions.bring(nodes, part.graph.library)
+
+
+def _alike(stage: Stage) -> object:
+    return stage.round, stage.branches, stage.frame
 
 
 def _strip(definition: Any) -> None:

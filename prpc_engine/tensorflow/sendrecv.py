@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ from prpc_engine.tensorflow.partition import Plan
 from prpc_engine.tensorflow.rewrite import Call, Rewriter
 from prpc_engine.tensorflow.runtime import Loaded, Waiting
 from prpc_engine.tensorflow.server import TaskServer
-from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, StarPlane, Step
+from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, Run, StarPlane, Step
 from prpc_engine.tensorflow.transfers import Op, Transfers, transfers
 from shard import Future, ShardError
 
@@ -94,8 +95,9 @@ class _Ops:
 class _UnderWay:
     """One step, as long as it takes."""
 
-    def __init__(self, number: int, loaded: Loaded | Waiting) -> None:
-        self.number, self.loaded = number, loaded
+    def __init__(self, number: int, loaded: Loaded | Waiting, run: Run) -> None:
+        self.number, self.loaded, self._run = number, loaded, run
+        run.ends.append(self.fail)
         if isinstance(loaded, Waiting):
             loaded.expect(self)
         self.calls: dict[str, Future] = {}  # of the programs, by task
@@ -109,13 +111,14 @@ class _UnderWay:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End what waits here: what is received, and an op of the own part."""
+        """End what waits here: what is received, what is called, and an op of the own part."""
         if self.error is None or isinstance(self.error, tf_errors.CancelledError):
             self.error = error
         for receipt in list(self.receipts):
             receipt.cancel()
         if isinstance(self.loaded, Waiting):
             self.loaded.give_up(self)
+        self._run.fail(self.error)
 
     def run(self, feeds: Sequence[Any]) -> Any:
         """The own part."""
@@ -182,6 +185,7 @@ class SendRecvPlane(StarPlane):
         said = [one for one in map(proto.tensor_fuse, (session._config, server.config)) if one is not None]
         self._fuse = said[0] if said else server.engine.settings.tensor_fuse
         self.under_way: dict[int, _UnderWay] = {}
+        self._guard = threading.Lock()  # of the next one
         self._behind: dict[str, list[int]] = {}  # steps that are over, and that the task has not heard this of
         self._programs = self._messages = self._tensors = 0
 
@@ -201,7 +205,8 @@ class SendRecvPlane(StarPlane):
         registered = [
             [(block, self._submit_register(rewriter, block.stage)) for block in blocks] for blocks in found.programs.values()
         ]
-        calls = self._make_calls(rewriter, found.called, kept)
+        runs: list[Run] = []
+        calls = self._make_calls(rewriter, found.called, kept, runs)
         for op in found.sends:
             calls.append(self._op(op, _Ops(self, op, 0).send, kept))
         for index, op in enumerate(found.receives):
@@ -213,7 +218,7 @@ class SendRecvPlane(StarPlane):
         part = Rewriter(found.own, graph_pb2.GraphDef).own(calls)
         loaded = self._load(part) if part.fetches or part.targets else _Nothing()
         handles = {task: self._registered(one) for task, one in programs_of.items()}
-        return _Exchange(loaded, plan.may_be_dead, kept, self, handles, found.receives, *_counts(found))
+        return _Exchange(loaded, plan.may_be_dead, kept, runs, self, handles, found.receives, *_counts(found))
 
     @staticmethod
     def _op(op: Op, function: Callable[..., Any], kept: list[Any]) -> Call:
@@ -230,8 +235,9 @@ class SendRecvPlane(StarPlane):
 
     def exchange(self, step: _Exchange, run: Callable[[_UnderWay, Sequence[Any]], Any], feeds: Sequence[Any]) -> Any:
         """Run a step: the own part by `run`. Raises errors of TensorFlow."""
-        number, trace = secrets.randbits(STEP_BITS), self.now.trace
-        going = self.under_way[number] = _UnderWay(number, step.loaded)
+        number, trace, this = secrets.randbits(STEP_BITS), self.now.trace, self.now.run
+        assert this is not None  # StarPlane began it
+        going = self.under_way[number] = _UnderWay(number, step.loaded, this)
         try:
             self._start(going, step)
             values = run(going, [*feeds, np.array(number, np.int64)])
@@ -245,22 +251,26 @@ class SendRecvPlane(StarPlane):
         except Exception as error:
             raise self._given_up(going, error) from None
         finally:
+            this.ends.clear()  # they hold what was received, and each other
             del self.under_way[number]
-            for task in going.calls:
-                self._behind.setdefault(task, []).append(number)
+            with self._guard:
+                for task in going.calls:
+                    self._behind.setdefault(task, []).append(number)
+            if self._ended is not None:  # close() may have looked before it was there
+                self._tell_of_all()
             with contextlib.suppress(engine_errors.Closed):  # the server was stopped: nothing is left of the step
                 self.engine.cleanup(number)
         return values
 
     def _start(self, going: _UnderWay, step: _Exchange) -> None:
-        self._programs += len(step.programs)
         self._messages += step.messages
         self._tensors += step.tensors
-        number, timeout_s, trace = going.number, min(self._left_s(), TIMEOUT_S_MAX), self.now.trace
+        number, timeout_s, trace = going.number, min(self.left_s(self.now.until), TIMEOUT_S_MAX), self.now.trace
         options = b"" if trace is None else trace.options
         for task, handle in step.programs.items():
-            arguments = (handle, number, timeout_s, self._behind.pop(task, []), options)
+            arguments = (handle, number, timeout_s, self._taken(task), options)
             call = going.calls[task] = self._ask(task, programs.STEP, f"its part of step {number}", arguments, False)
+            self._programs += 1
             call.add_done_callback(going.replied)
         for op in step.receives:
             try:
@@ -303,8 +313,16 @@ class SendRecvPlane(StarPlane):
     def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
         """See Plane."""
         super().close(kind, text)
+        self._tell_of_all()
+
+    def _tell_of_all(self) -> None:
         for task in list(self._behind):
-            self._tell(task, self._behind.pop(task, []))
+            self._tell(task, self._taken(task))
+
+    def _taken(self, task: str) -> list[int]:
+        """The steps to tell it of now."""
+        with self._guard:  # else one might come to a list that has left already
+            return self._behind.pop(task, [])
 
 
 def _counts(found: Transfers) -> tuple[int, int]:

@@ -41,7 +41,8 @@ class TaskServer:
         self.config = definition.default_session_config
         self.runtime = Runtime(self.config)
         self.stages = Stages(self.runtime, self._forget)
-        self.planes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the sessions at this target
+        self._planes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the sessions at this target
+        self._entering = threading.Lock()  # of one; nobody may go through them meanwhile
         config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
         self.programs = Programs(self.stages, lambda: self.engine)
         verbs = {**self.stages.verbs, **self.programs.verbs}
@@ -54,6 +55,15 @@ class TaskServer:
         self.engine.start()
         with _guard:
             _by_target[_address(self.engine.target)] = self
+
+    def enter(self, plane: Any) -> None:
+        """Of a new session at this target."""
+        with self._entering:
+            self._planes.add(plane)
+
+    def _entered(self) -> list[Any]:
+        with self._entering:
+            return list(self._planes)
 
     def _peer_lost(self, peer: Peer) -> None:
         self.stages.peer_lost(peer)
@@ -71,7 +81,7 @@ class TaskServer:
     def reset(self, containers: Sequence[str]) -> None:
         """End all sessions at this target with AbortedError, and drop what is in these containers of all tasks; "" is the one
         that nothing else names. Raises RpcError and errors of TensorFlow."""
-        for plane in list(self.planes):
+        for plane in self._entered():
             plane.close(tf_errors.AbortedError, "the session was ended: its target was reset")
         calls = [
             self.engine.ask(device(task), RESET, "a reset", lambda _: (list(containers),), RESET_TIMEOUT_S)
@@ -86,13 +96,15 @@ class TaskServer:
         """Of stages that are gone: what was made of them."""
         self.programs.forget(handles)
         if is_all:
-            for plane in list(self.planes):
+            for plane in self._entered():
                 plane.forget()
 
     def close(self) -> None:
         """Hang up, and give up what runs here."""
         with _guard:
-            _by_target.pop(_address(self.engine.target), None)
+            address = _address(self.engine.target)
+            if _by_target.get(address) is self:  # another one may have got the port
+                del _by_target[address]
         self.engine.stop()
         self.programs.close()
         self.stages.close()

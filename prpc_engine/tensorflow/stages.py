@@ -1,13 +1,16 @@
 """What a task does for the sessions of others: it is given stages once, and runs them step after step.
 
     verb        arguments                answer                                     runs in
-    register    session, packed part     [0, handle]; [code, text]                  a thread
+    register    session, packed part     [0, handle]; [code, text]                  the registering thread
     run         handle, session, tensors [0, tensors...]; [code, text]              the turn that found the request when the stage
                                                                                     took little time lately; else a thread
     trace       handle, session, options [0, metadata, tensors...]; [code, text]    a thread
                 and tensors
-    close       session                  [0]; what runs for it is given up          the turn
-    reset       containers               [0]; [code, text]; all stages are freed    a thread
+    close       session                  [0]; what runs for it is given up          the turn; frees in the registering thread
+    reset       containers               [0]; [code, text]; all stages are freed    the registering thread
+
+The registering thread is one, and takes what it is given in the order in which it was asked: what a session registered before it
+was closed is freed.
 
 A handle is a number that no other process has, so that one of a task that was started again is unknown: AbortedError, as the
 sessions of TensorFlow want it. Equal stages of several sessions are one, unless a kernel's state is a session's own.
@@ -22,7 +25,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -128,12 +130,12 @@ class Stages:
     """See the file's head. Owned by a task's server; its verbs run in the reactor's thread."""
 
     def __init__(self, runtime: Runtime, on_freed: Callable[[Sequence[int], bool], None]) -> None:
-        self._runtime, self._on_freed = runtime, on_freed  # handles, and whether they are all that there were
+        self._runtime, self._on_freed = runtime, on_freed  # handles; and that the task was reset
         self._threads = ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-stage")
         self._stages: dict[int, Registered] = {}
         self._by_content: dict[bytes, int] = {}
         self._idle: dict[int, None] = {}  # that no session has, the oldest first
-        self._registering = threading.Lock()
+        self._registering = ThreadPoolExecutor(1, "prpc-register")
         self._next_handle = secrets.randbits(40) << 20
         self._running: dict[Deferred, _Run] = {}
         self._shared = self._runs = self._in_turn = 0
@@ -154,26 +156,25 @@ class Stages:
     def register(self, session: str, packed: list[Any]) -> Deferred:
         """See the table at the top."""
         answer = Deferred()
-        self._threads.submit(self._register, session, packed, answer)
+        self._registering.submit(self._register, session, packed, answer)
         return answer
 
     def _register(self, session: str, packed: list[Any], answer: Deferred) -> None:
         try:
             is_private = any(private for _, private, _ in packed[1])
             content = hashlib.sha256(repr([session if is_private else "", packed]).encode()).digest()
-            with self._registering:
-                handle = self._by_content.get(content)
-                if handle is None:
-                    part = unpack_part(packed)
-                    runtime = self._runtime
-                    loaded = Waiting(runtime, part, session) if part.waiting else runtime.load(part, session)
-                    handle = self._by_content[content] = self._next_handle
-                    self._next_handle += 1
-                    self._stages[handle] = Registered(loaded, content, is_private)
-                else:
-                    self._shared += 1
-                self._stages[handle].sessions.add(session)
-                self._idle.pop(handle, None)
+            handle = self._by_content.get(content)
+            if handle is None:
+                part = unpack_part(packed)
+                runtime = self._runtime
+                loaded = Waiting(runtime, part, session) if part.waiting else runtime.load(part, session)
+                handle = self._by_content[content] = self._next_handle
+                self._next_handle += 1
+                self._stages[handle] = Registered(loaded, content, is_private)
+            else:
+                self._shared += 1
+            self._stages[handle].sessions.add(session)
+            self._idle.pop(handle, None)
         except Exception as error:
             answer.reply(list(errors.told(error)))
             return
@@ -216,40 +217,41 @@ class Stages:
     def close_session(self, session: str) -> list[Any]:
         """See the table at the top."""
         self._give_up(lambda run: run.session == session)
-        self._threads.submit(self._free, session)  # a registration may take a while
+        self._registering.submit(self._free, session)
         return [0]
 
     def _free(self, session: str) -> None:
-        with self._registering:
-            freed = []
-            for handle, stage in self._stages.items():
-                if session in stage.sessions:
-                    stage.sessions.remove(session)
-                    if stage.is_private:
-                        freed.append(handle)
-                    elif not stage.sessions:
-                        self._idle[handle] = None
-            freed.extend(list(self._idle)[: max(len(self._idle) - IDLE_MAX, 0)])
-            self._drop(freed)
-            self._runtime.forget(session)
+        freed = []
+        for handle, stage in self._stages.items():
+            if session in stage.sessions:
+                stage.sessions.remove(session)
+                if stage.is_private:
+                    freed.append(handle)
+                elif not stage.sessions:
+                    self._idle[handle] = None
+        freed.extend(list(self._idle)[: max(len(self._idle) - IDLE_MAX, 0)])
+        self._drop(freed)
+        self._runtime.forget(session)
 
-    def _drop(self, handles: list[int], is_all: bool = False) -> None:
+    def _drop(self, handles: list[int]) -> None:
         for handle in handles:
             self._idle.pop(handle, None)
             del self._by_content[self._stages.pop(handle).content]
-        self._on_freed(handles, is_all)
+        self._on_freed(handles, False)
 
     def reset(self, containers: list[str]) -> Deferred:
         """See the table at the top."""
         answer = Deferred()
-        self._threads.submit(self._reset, containers, answer)
+        self._registering.submit(self._reset, containers, answer)
         return answer
 
     def _reset(self, containers: list[str], answer: Deferred) -> None:
         try:
-            with self._registering:
-                self._drop(list(self._stages), is_all=True)
+            self._drop(list(self._stages))
+            try:
                 self._runtime.reset(containers)
+            finally:
+                self._on_freed([], True)  # last: what was made of the task's graph until now may mean what is gone
         except Exception as error:
             answer.reply(list(errors.told(error)))
             return
@@ -260,11 +262,12 @@ class Stages:
         self._give_up(lambda run: run.peer is peer)
 
     def _give_up(self, is_meant: Callable[[_Run], bool]) -> None:
-        for answer, run in list(self._running.items()):
+        for answer, run in self._running.copy().items():  # list() collects garbage on its way: other threads come in
             if isinstance(run.stage.loaded, Waiting) and is_meant(run):
                 run.stage.loaded.give_up(answer)
 
     def close(self) -> None:
         """Give up what runs."""
         self._runtime.close()
+        self._registering.shutdown(wait=False)
         self._threads.shutdown(wait=False)

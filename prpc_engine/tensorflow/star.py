@@ -3,7 +3,7 @@
 once for each set of feeds, fetches and targets    the graph is cut (partition.py); each stage is registered at its task; the own
                                                    part is loaded, with an op for each stage that calls it
 each step                                          one run of the own part; each of those ops sends what its stage is fed, and
-                                                   waits for what it fetches
+                                                   waits for what it fetches; the first that fails ends them all
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,54 +63,125 @@ class StarStatistics:
 class _StageCall:
     """The op that calls one stage, and the one that sends before it when there are two."""
 
-    __slots__ = ("_handle", "_plane", "_sent", "_stage", "_text", "called", "task")
+    __slots__ = ("_handle", "_plane", "_runs", "_sent", "_stage", "_text", "called", "task")
 
-    def __init__(self, plane: StarPlane, stage: Stage, handle: int) -> None:
-        self._plane, self._stage, self._handle = plane, stage, handle
+    def __init__(self, plane: StarPlane, stage: Stage, handle: int, runs: Sequence[Run]) -> None:
+        self._plane, self._stage, self._handle, self._runs = plane, stage, handle, runs
         self.task = device(stage.task)
         self._text = f"a stage of {len(stage.members)} ops ({stage.members[0]}, ...)"
-        self._sent: dict[int, Future] = {}
+        self._sent: dict[int, _Sent] = {}
 
     def call(self, *values: Any) -> list[Any]:
         """Send, and wait. Raises what errors.keep() makes."""
         try:
-            return self._result(self._submit(values))
+            return self._result(*self._submit(values))
         except (engine_errors.RpcError, ShardError) as error:
             raise errors.keep(errors.from_engine(error)) from None
 
     def send(self, *values: Any) -> np.int64:
         """Send; a number for wait()."""
         try:
-            call = self._submit(values)
+            sent = self._submit(values)
         except (engine_errors.RpcError, ShardError) as error:
             raise errors.keep(errors.from_engine(error)) from None
-        self._sent[id(call)] = call
-        return np.int64(id(call))
+        self._sent[id(sent[0])] = sent
+        return np.int64(id(sent[0]))
 
     def wait(self, number: Any) -> list[Any]:
         """Wait for what was sent."""
         try:
-            return self._result(self._sent.pop(int(number)))
+            return self._result(*self._sent.pop(int(number)))
         except (engine_errors.RpcError, ShardError) as error:
             raise errors.keep(errors.from_engine(error)) from None
 
-    def _submit(self, values: Sequence[Any]) -> Future:
-        plane, packed = self._plane, [tensors.pack(one) for one in values]
-        plane.traffic.sent(packed)
-        trace = plane.now.trace
-        if trace is None:
-            return plane.submit(self.task, stages.RUN, self._text, (self._handle, plane.scope, *packed), False)
-        return plane.submit(self.task, stages.TRACE, self._text, (self._handle, plane.scope, trace.options, *packed), False)
+    def forget(self, run: Run) -> None:
+        """Nobody will wait for what it sent."""
+        for number, (_, one) in self._sent.copy().items():
+            if one is run:
+                del self._sent[number]
 
-    def _result(self, call: Future) -> list[Any]:
-        answer = call.result()
-        if answer[0]:
-            raise errors.keep(errors.read(answer[0], f"{answer[1]} (at {self.task})"))
-        packed, trace = answer[1:], self._plane.now.trace
-        if trace is not None:
-            trace.add(self.task, packed.pop(0))
+    def _run(self) -> Run | None:
+        """Which it is called in. TensorFlow goes on in another step's thread when that had what an op waited for; then it is the
+        only one that there is, or is not known."""
+        runs, here = list(self._runs), self._plane.now.run
+        if here in runs:
+            return here
+        return runs[0] if len(runs) == 1 else None
+
+    def _submit(self, values: Sequence[Any]) -> _Sent:
+        plane, packed, run = self._plane, [tensors.pack(one) for one in values], self._run()
+        plane.traffic.sent(packed)
+        until, trace = (None, None) if run is None else (run.until, run.trace)
+        method, options = (stages.RUN, ()) if trace is None else (stages.TRACE, (trace.options,))
+        arguments = (self._handle, plane.scope, *options, *packed)
+        call = plane.submit(self.task, method, self._text, arguments, False, plane.left_s(until))
+        if run is not None:
+            run.add(self, call)
+        return call, run
+
+    def _result(self, call: Future, run: Run | None) -> list[Any]:
+        error = self.failure(call)
+        if error is not None:
+            raise errors.keep(error)
+        packed = call.result()[1:]
+        if run is not None and run.trace is not None:
+            run.trace.add(self.task, packed.pop(0))
         self._plane.traffic.received(packed)
         return [tensors.unpack(one) for one in packed]
+
+    def failure(self, call: Future) -> Exception | None:
+        """What a call ends with, as an error of TensorFlow. Waits for it."""
+        error = call.error()
+        if isinstance(error, Exception):
+            return error if isinstance(error, tf_errors.OpError) else errors.from_engine(error)
+        answer = call.result()
+        return errors.read(answer[0], f"{answer[1]} (at {self.task})") if answer[0] else None
+
+
+class Run:
+    """One run of a step: what its caller said of it, and what it asks of other tasks. When any of that fails, nobody waits for
+    the rest, which would take from a queue what nobody gets."""
+
+    def __init__(self, until: float | None, trace: Trace | None) -> None:
+        self.until, self.trace = until, trace
+        self.ends: list[Callable[[Exception], object]] = []  # what else ends with it
+        self._error: Exception | None = None  # the first one
+        self._calls: set[Future] = set()  # under way
+        self._called: set[_StageCall] = set()
+
+    def add(self, stage: _StageCall, call: Future) -> None:
+        """It asked for that."""
+        self._calls.add(call)
+        self._called.add(stage)
+        call.add_done_callback(partial(self._answered, stage))
+        if self._error is not None:  # it may have come before this was there
+            call.cancel(self._error)
+
+    def _answered(self, stage: _StageCall, call: Future) -> None:
+        self._calls.discard(call)
+        error = stage.failure(call)
+        if error is not None:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Give up what is under way; again: does nothing."""
+        if self._error is not None:
+            return
+        self._error = error
+        for call in list(self._calls):
+            call.cancel(error)
+        for end in list(self.ends):
+            end(error)
+
+    def failed(self, error: Exception) -> None:
+        """It is over, with that error."""
+        self.fail(error)
+        for stage in self._called:
+            stage.forget(self)
+        self._error = None  # whose traceback holds who holds this
+
+
+_Sent = tuple[Future, Run | None]
 
 
 @dataclass(frozen=True)
@@ -119,6 +191,7 @@ class Step:
     loaded: Loaded | Waiting
     may_be_dead: bool  # a fetch is within a branch
     kept: Any  # what its key is made of, and the functions of its ops, while their numbers are in use
+    runs: list[Run]  # that go on
 
     def run(self, feeds: Sequence[Any]) -> Any:
         """What it fetches."""
@@ -145,16 +218,19 @@ class _Now(threading.local):
 
     until: float | None = None  # by the monotonic clock
     trace: Trace | None = None
+    run: Run | None = None
 
 
 class StarPlane:
     """See the file's head. Thread-safe."""
 
     def __init__(self, server: TaskServer, session: Any) -> None:
-        self._server, self._session = server, session
+        self._server = server
+        self._user_graph = session.graph  # not the session, which would end in whichever thread collects garbage
         self.scope = secrets.token_hex(8)
         self.traffic = Traffic()
         self._steps: dict[Any, Step] = {}
+        self._era = object()  # another one after forget()
         self._making = threading.Lock()
         self._graph: tuple[int, Graph] | None = None  # of which version
         config = session._config
@@ -218,11 +294,17 @@ class StarPlane:
         if step is None:
             with self._making:
                 step = self._steps.get(key)
-                if step is None:
-                    step = self._make(targets, fetches, [one.deref() for one in feeds])
+                while step is None:
+                    era, step = self._era, self._make(targets, fetches, [one.deref() for one in feeds])
                     self._steps[key] = step
                     if self._ended is not None:  # close() may have looked before it was there
                         raise self._ended[0](None, None, self._ended[1])
+                    if self._era is not era:  # and so may forget()
+                        self._steps.pop(key, None)
+                        step = None
+        run, around = Run(self.now.until, self.now.trace), self.now.run
+        self.now.run = run
+        step.runs.append(run)
         try:
             values: list[Any]
             if not said and not step.may_be_dead:
@@ -233,9 +315,13 @@ class StarPlane:
             typed = errors.of_step(error)
             if self._ended is not None:  # whatever else it ended with came of that
                 typed = self._ended[0](None, None, self._ended[1])
+            run.failed(typed)
             if isinstance(typed, tf_errors.AbortedError):
                 self._steps.pop(key, None)  # registered at a task that is another one by now
             raise typed from None
+        finally:
+            step.runs.remove(run)
+            self.now.run = around
         return values
 
     def _make(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> Step:
@@ -252,17 +338,17 @@ class StarPlane:
         return self._planned(plan, [list(targets), list(fetches)])
 
     def _planned(self, plan: Plan, kept: list[Any]) -> Step:
-        rewriter = Rewriter(plan, graph_pb2.GraphDef)
-        loaded = self._load(rewriter.own(self._make_calls(rewriter, plan.stages, kept)))
-        return Step(loaded, plan.may_be_dead, kept)
+        rewriter, runs = Rewriter(plan, graph_pb2.GraphDef), list[Run]()
+        loaded = self._load(rewriter.own(self._make_calls(rewriter, plan.stages, kept, runs)))
+        return Step(loaded, plan.may_be_dead, kept, runs)
 
-    def _make_calls(self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any]) -> list[Call]:
+    def _make_calls(self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]) -> list[Call]:
         """Register stages that are called; their ops. Their functions are added to `kept`."""
         calls = [(stage, self._submit_register(rewriter, stage)) for stage in called]
         made = []
         rounds = [stage.round for stage in called]
         for stage, registered in calls:
-            one = _StageCall(self, stage, self._registered(registered))
+            one = _StageCall(self, stage, self._registered(registered), runs)
             functions: list[Callable[..., Any]] = [one.call]
             if rounds.count(stage.round) > 1:
                 functions = [one.wait, one.send]
@@ -280,7 +366,7 @@ class StarPlane:
             raise tf_errors.InvalidArgumentError(None, None, errors.clean(str(error))) from None
 
     def _graph_now(self) -> Graph:
-        graph = self._session.graph
+        graph = self._user_graph
         if self._graph is None or self._graph[0] != graph.version:
             self._graph = graph.version, Graph(graph.as_graph_def(), signature_of)
         return self._graph[1]
@@ -293,9 +379,12 @@ class StarPlane:
         packed = stages.pack_part(rewriter.stage(stage))
         what = f"the graph of {len(stage.members)} ops ({stage.members[0]}, ...)"
         try:
-            return self.submit(task, stages.REGISTER, what, (self.scope, packed))
+            call = self.submit(task, stages.REGISTER, what, (self.scope, packed))
         except engine_errors.RpcError as error:
             raise errors.from_engine(error) from None
+        if self._ended is not None:  # the task may have heard of the end before it heard of this
+            self._tell_end(task)
+        return call
 
     @staticmethod
     def _registered(registered: Future) -> int:
@@ -308,25 +397,29 @@ class StarPlane:
         handle: int = answer[1]
         return handle
 
-    def submit(self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True) -> Future:
-        """Ask a task. What it was told to keep died with it, so only what makes that anew waits for it. Raises RpcError."""
+    def submit(
+        self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True, left_s: float | None = None
+    ) -> Future:
+        """Ask a task; `left_s`: None for what the step in this thread has left. What it was told to keep died with it, so only
+        what makes that anew waits for it. Raises RpcError."""
+        left_s = self.left_s(self.now.until) if left_s is None else left_s
         if self._ended is not None:
             raise engine_errors.Cancelled(self._ended[1])
         self._calls += 1
-        call = self._server.engine.ask(task, method, what, lambda _: arguments, self._left_s(), is_patient)
+        call = self._server.engine.ask(task, method, what, lambda _: arguments, left_s, is_patient)
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
         if self._ended is not None:  # close() may have looked before it was there
             call.cancel(engine_errors.Cancelled(self._ended[1]))
         return call
 
-    def _left_s(self) -> float:
-        """For what is asked of another task now."""
-        until = self.now.until
+    def left_s(self, until: float | None) -> float:
+        """For what a step that ends then, by the monotonic clock, asks of another task now."""
         return self._timeout_s if until is None else min(self._timeout_s, max(until - time.monotonic(), 0.0))
 
     def forget(self) -> None:
         """See Plane."""
+        self._era = object()
         self._steps.clear()
 
     def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
@@ -335,16 +428,20 @@ class StarPlane:
             return
         self._ended = kind, text
         for task in list(self._met):  # another thread may be about to meet one more
-            try:
-                self._server.engine.ask(task, stages.CLOSE, "the end of a session", lambda _: (self.scope,), CLOSE_TIMEOUT_S)
-            except engine_errors.RpcError as error:
-                logger.debug("%s does not hear of the end of a session: %s", task, str(error))
+            self._tell_end(task)
         for call in list(self._under_way):
             call.cancel(engine_errors.Cancelled(text))
         for step in list(self._steps.values()):
             if isinstance(step.loaded, Waiting):
                 step.loaded.give_up_all()
         self._steps.clear()
+
+    def _tell_end(self, task: str) -> None:
+        """Nobody waits for the answer."""
+        try:
+            self._server.engine.ask(task, stages.CLOSE, "the end of a session", lambda _: (self.scope,), CLOSE_TIMEOUT_S)
+        except engine_errors.RpcError as error:
+            logger.debug("%s does not hear of the end of a session: %s", task, str(error))
 
 
 def signature_of(op: str) -> Signature | None:

@@ -6,12 +6,14 @@ import dataclasses
 import os
 import signal
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import prpc_engine.tensorflow as prpc_tf
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow import flows, kills, scenarios, semantics, traces
 from tests.tensorflow.scenarios import Task, error_of
 
@@ -136,6 +138,47 @@ def failing_while_it_waits(task: Task) -> Any:
             kind = error_of(lambda: session.run([item, there.op], {divisor: 0}))[0]
             session.run(line.enqueue(2.5))
             return [kind, session.run([item, there], {divisor: 2}), session.run(line.size())]
+
+
+def failing_while_a_ps_waits(task: Task) -> Any:
+    """An op of one ps fails while another waits for a queue; what comes into the queue later is still there."""
+    with task.graph():
+        with v1.device("/job:ps/task:1"):
+            line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line")
+            item = line.dequeue()
+        divisor = v1.placeholder(tf.int32, [])
+        with v1.device("/job:ps/task:0"):
+            there = tf.math.floordiv(6, divisor)
+        with task.session(operation_timeout_in_ms=20_000) as session:
+            kind = error_of(lambda: session.run([item, there], {divisor: 0}))[0]
+            session.run(line.enqueue(2.5))
+            return [kind, session.run(line.size())]
+
+
+def continued_in_another_thread(task: Task) -> Any:
+    """How long the call may take that a step with 100 s makes, when a step with 50 s has given it what it waited for."""
+    with task.graph():
+        with v1.device(f"/job:{task.job}/task:{task.index}"):
+            line = v1.FIFOQueue(3, [tf.float32], [[]])
+            item, put = line.dequeue(), line.enqueue(2.5)
+        with v1.device("/job:ps/task:0"):
+            twice = item * 2.0
+        with task.session() as session:
+            session.run(put)
+            session.run(twice)
+            plane, found, asked = session._prpc, [], []
+            engine = plane._server.engine
+            plane._server.engine = SimpleNamespace(ask=lambda *named: asked.append(named[4]) or engine.ask(*named))
+            try:
+                options = [v1.RunOptions(timeout_in_ms=1000 * seconds) for seconds in (100, 50)]
+                thread = threading.Thread(target=lambda: found.append(session.run(twice, options=options[0])))
+                thread.start()
+                wait_until(lambda: any(step.runs for step in plane._steps.values()), "the wait")
+                session.run(put, options=options[1])
+                thread.join(PATIENCE_S)
+            finally:
+                plane._server.engine = engine
+            return [found, len(asked), [50 < one <= 100 for one in asked]]
 
 
 def death_of_a_ps(task: Task, pid: int) -> Any:

@@ -405,6 +405,18 @@ def sliced_updates(task: Task) -> Any:
             return [losses, session.run(rows), session.run(found)]
 
 
+def taken_and_put(task: Task) -> Any:
+    """A step that takes from a queue of a ps what it puts there itself."""
+    with task.graph():
+        with v1.device("/job:ps/task:0"):
+            line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line")
+            item = line.dequeue()
+        value = v1.placeholder(tf.float32, [])
+        put = line.enqueue(value)
+        with task.session(operation_timeout_in_ms=20_000) as session:
+            return [session.run(wanted, {value: 2.5}) for wanted in ([item, put], [put, item])]
+
+
 def containers(task: Task) -> Any:
     """What has one name in two containers is two."""
     name = f"contained_{task.protocol}"

@@ -104,6 +104,12 @@ def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_other
 
 
 @pytest.mark.parametrize("plane", ["star", "sendrecv"])
+def test_a_ps_that_waits_takes_nothing_for_a_step_that_has_failed_elsewhere(job: Job, plane: str) -> None:
+    found = job.worker().do("in_plane", "prpc", plane=plane, fuse=False, which="failing_while_a_ps_waits")
+    assert found == ["InvalidArgumentError", 1]
+
+
+@pytest.mark.parametrize("plane", ["star", "sendrecv"])
 def test_the_end_of_a_session_frees_what_it_had_at_each_task(plane: str, job: Job) -> None:
     tasks = [job.tasks["ps", 0], job.tasks["ps", 1], job.worker()]
     for task in tasks:  # nobody waits until all have heard of the end of the sessions before, and given back what they had

@@ -10,7 +10,7 @@ from tests.tensorflow.test_scenarios import check
 SCENARIOS = [
     "accumulators", "close_ends_what_waits", "containers", "convolutions", "dataset_until_its_end", "devices",
     "embedding_columns", "hooks", "input_queues", "python_ops", "random_numbers", "resets", "run_options", "sharded_files",
-    "sliced_updates", "streaming_metrics", "summaries_and_checkpoints", "tables", "time_limits", "twins",
+    "sliced_updates", "streaming_metrics", "summaries_and_checkpoints", "tables", "taken_and_put", "time_limits", "twins",
 ]  # fmt: skip
 
 
@@ -22,6 +22,10 @@ def test_it_means_the_same(job: Job, scenario: str) -> None:
 
 def test_steps_with_a_time_limit_leave_nothing_in_the_graph_that_each_of_them_would_add_to(job: Job) -> None:
     assert job.worker().do("limited_in_a_loop", "prpc") == [["DeadlineExceededError", 2.5] * 4, 0]
+
+
+def test_a_step_that_goes_on_in_the_thread_of_another_has_its_own_deadline(job: Job) -> None:
+    assert job.worker().do("continued_in_another_thread", "prpc") == [[5.0], 1, [True]]
 
 
 def test_a_strategy_that_would_not_use_the_protocol_is_told(job: Job) -> None:

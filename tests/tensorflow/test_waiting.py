@@ -97,6 +97,26 @@ def test_a_run_that_waits_ends_when_it_is_given_up(tf: Any, runtime: Any) -> Non
     assert waiting.run((), second) == [2.5]
 
 
+def test_a_run_that_was_given_up_as_it_began_leaves_what_has_come_since(tf: Any, runtime: Any) -> None:
+    from prpc_engine.tensorflow.rewrite import Part
+    from prpc_engine.tensorflow.runtime import Waiting
+
+    part, put = part_and_put(tf, "as it began")
+    with tf.Graph().as_default() as graph:
+        size = tf.FIFOQueue(3, [tf.float32], [[]], shared_name="as it began").size()
+    waiting, owner = Waiting(runtime, part, "session"), object()
+
+    def run(loaded: Any) -> Any:
+        waiting.give_up(owner)
+        runtime.load(put, "session").run(())
+        return loaded.run(())
+
+    waiting.expect(owner)
+    with pytest.raises(tf.errors.OpError):
+        waiting._run(owner, run)
+    assert runtime.load(Part(graph.as_graph_def(), {}, [], [size.name], [], []), "session").run(()) == [1]
+
+
 class LatePool:
     """Threads that take up what they are given when the test says so."""
 
@@ -118,8 +138,9 @@ def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run
     from prpc_engine.tensorflow.stages import Stages, pack_part
 
     stages = Stages(runtime, lambda handles, is_all: None)
-    stages._threads.shutdown()
-    pool = stages._threads = LatePool()
+    for threads in (stages._threads, stages._registering):
+        threads.shutdown()
+    pool = stages._threads = stages._registering = LatePool()
     registered = stages.register("session", pack_part(part_and_put(tf, "stage")[0]))
     pool.go_on()
     answer = stages.run(registered.result()[1], "session")
@@ -150,7 +171,7 @@ def test_what_is_asked_while_the_session_is_closed_is_given_up_too(tf: Any) -> N
 
     engine = ClosingEngine()
     server = SimpleNamespace(tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=engine)
-    engine.plane = plane = StarPlane(server, SimpleNamespace(_config=tf.ConfigProto()))  # type: ignore[arg-type]
+    engine.plane = plane = StarPlane(server, SimpleNamespace(_config=tf.ConfigProto(), graph=None))  # type: ignore[arg-type]
     plane._met.add("/job:ps/task:0")
     call = plane.submit("/job:ps/task:0", "tf.run", "a stage", (), is_patient=False)
     assert call.done()
