@@ -26,7 +26,6 @@ from shard import (
     usable_cores,
 )
 from shard import group as group_module
-from shard.supervisor import Life
 from shard.transport.shm_connection import ShmConnection
 from tests.program import wait_until
 from tests.shard import group_functions as functions
@@ -292,24 +291,6 @@ def test_a_thread_that_waits_for_a_shard_to_come_back_is_told_of_the_close() -> 
         wait_until(lambda: group.statistics().shards[0].state == "waiting" and group._changing._waiters)  # type: ignore[attr-defined]
     waiting.join(PATIENCE_S)
     assert [type(error) for error in errors] == [ClosedError]
-
-
-def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived, go_on, birth = threading.Event(), threading.Event(), ShardGroup._birth
-
-    def be_late(self: ShardGroup, life: Life, *ends: Any) -> Any:
-        if life.incarnation > 1:
-            arrived.set()
-            assert go_on.wait(PATIENCE_S)
-        return birth(self, life, *ends)
-
-    monkeypatch.setattr(ShardGroup, "_birth", be_late)
-    with ShardGroup(1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
-        stop = group._supervisor.stop
-        monkeypatch.setattr(group._supervisor, "stop", lambda timeout_s: (go_on.set(), stop(timeout_s)))  # all have been told
-        kill(group, 0)
-        assert arrived.wait(PATIENCE_S)
-    assert (group.statistics().shards[0].incarnation, group.statistics().shards[0].exit_code) == (2, 0)
 
 
 def test_a_shard_that_comes_up_while_its_group_closes_takes_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,20 @@ from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, kill
 
 
+def late_rebirths(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """A shard that is to be born again: it is about to be, and whether it may."""
+    arrived, go_on, birth = threading.Event(), threading.Event(), ShardGroup._birth
+
+    def be_late(self: ShardGroup, life: Life, *ends: Any) -> Any:
+        if life.incarnation > 1:
+            arrived.set()
+            assert go_on.wait(PATIENCE_S)
+        return birth(self, life, *ends)
+
+    monkeypatch.setattr(ShardGroup, "_birth", be_late)
+    return arrived, go_on
+
+
 def test_a_shard_that_dies_as_wait_up_looks_is_none_that_stays_down() -> None:
     class Submits(dict[int, Any]):
         def __len__(self) -> int:
@@ -72,15 +86,7 @@ def test_a_shard_whose_lane_is_seen_to_end_after_the_group_did_wakes_no_supervis
 
 
 def test_a_shard_that_cannot_be_told_what_it_is_to_run_at_its_start_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived, go_on, birth = threading.Event(), threading.Event(), ShardGroup._birth
-
-    def be_late(self: ShardGroup, life: Life, *ends: Any) -> Any:
-        if life.incarnation > 1:
-            arrived.set()
-            assert go_on.wait(PATIENCE_S)
-        return birth(self, life, *ends)
-
-    monkeypatch.setattr(ShardGroup, "_birth", be_late)
+    arrived, go_on = late_rebirths(monkeypatch)
     with ShardGroup(1, start_method="forkserver", restart=RestartPolicy("on-failure", restarts_max=1)) as group:
         assert isinstance(group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError)
         assert arrived.wait(PATIENCE_S)
@@ -108,3 +114,13 @@ def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(monke
             group.wait_up(PATIENCE_S)
         group._supervisor.lives[0].error = None  # whose traceback keeps a connection that was not used
     assert len(made) == 4, "and what watches every test finds none of their descriptors"
+
+
+def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, go_on = late_rebirths(monkeypatch)
+    with ShardGroup(1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
+        stop = group._supervisor.stop
+        monkeypatch.setattr(group._supervisor, "stop", lambda timeout_s: (go_on.set(), stop(timeout_s)))  # all have been told
+        kill(group, 0)
+        assert arrived.wait(PATIENCE_S)
+    assert (group.statistics().shards[0].incarnation, group.statistics().shards[0].exit_code) == (2, 0)
