@@ -134,7 +134,7 @@ def test_places_that_have_become_free_are_filled(house: House) -> None:
 def test_a_connection_with_checksums_counts_until_it_ends(house: House) -> None:
     house.add_taker(1)
     ours = TcpTransport(dataclasses.replace(node(9), tcp_checksum=True), house.slab).connect(house.address, PATIENCE_S)
-    assert house.dealer.connections() == (1,)
+    wait_until(lambda: house.dealer.connections() == (1,))
     ours.close()
     wait_until(lambda: house.dealer.connections() == (0,))
 
