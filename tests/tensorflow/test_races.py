@@ -14,7 +14,7 @@ import pytest
 from prpc_engine.cluster_spec import Task
 from prpc_engine.errors import Closed
 from shard import Future
-from tests.prpc_engine.processes import wait_until
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow.tasks import clusters
 
 WHILE_S = 0.2  # how long somebody else has for what he would do at once if nobody kept him from it
@@ -170,7 +170,7 @@ class Stage:
 
     def fetched(self, feeds: Sequence[Any]) -> list[Any]:
         self.begins.set()
-        assert self.goes_on.wait(10.0)
+        assert self.goes_on.wait(PATIENCE_S)
         return [1.0]
 
 
@@ -206,7 +206,7 @@ def test_a_program_is_not_told_again_when_its_stage_is_freed_while_it_is_entered
 
 def test_what_a_stage_sends_in_a_step_that_was_given_up_meanwhile_is_forgotten(programs: Any) -> None:
     answer = programs.step(programs.program(PROGRAM)[1], 5, 60.0, [], b"")
-    assert programs.stage.begins.wait(10.0)
+    assert programs.stage.begins.wait(PATIENCE_S)
     programs.give_up([5])
     assert answer.done()
     programs.stage.goes_on.set()
@@ -271,7 +271,7 @@ class Held(bytes):
 
     def __repr__(self) -> str:
         self.begins.set()
-        assert self.goes_on.wait(10.0)
+        assert self.goes_on.wait(PATIENCE_S)
         return "held"
 
 
@@ -281,7 +281,7 @@ def test_what_a_session_registers_before_it_is_closed_is_freed(tf: Any) -> None:
     runtime = Runtime()
     stages = Stages(runtime, lambda handles, is_all: None)  # type: ignore[arg-type]
     answer = stages.register("session", [Held(), [], [], [], [], []])
-    assert Held.begins.wait(10.0)
+    assert Held.begins.wait(PATIENCE_S)
     stages.close_session("session")
     meanwhile(lambda: wait_until(lambda: runtime.log, "the end of the session")).join(0)
     Held.goes_on.set()
