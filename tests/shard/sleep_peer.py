@@ -128,7 +128,8 @@ def main(socket_fd: int, segment_fd: int, seed: int, broken: bool, patience_s: f
     while not side.stopped and side.wait_for_pair(deadline):
         if not side.stopped:
             side.send_pair()
-    print(json.dumps(asdict(side.close())))
+    with open(sys.stdout.fileno(), "w", closefd=False) as out:  # PYTHONUNBUFFERED: what a pipe did not take is lost
+        json.dump(asdict(side.close()), out)
 
 
 if __name__ == "__main__":
