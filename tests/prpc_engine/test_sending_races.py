@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from prpc_engine import Deferred, HedgePolicy, Master, RpcClient, RpcService, idempotent, once
+from prpc_engine import Deferred, HedgePolicy, Master, RpcClient, once
 from prpc_engine.call import TIMEOUT_S, CallTable
 from prpc_engine.peer import Peer
 from prpc_engine.route import Route
 from shard import PeerLostError
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
+from tests.prpc_engine.test_client_races import World as Services
 
 
-class World:
-    """One service that serves "test", and one that calls it."""
+class World(Services):
+    """Counts what runs."""
 
     def __init__(self, master: Master) -> None:
         self.ran = 0
-        self.serving, self.calling = RpcService(master.address), RpcService(master.address)
-        self.serving.create_server("test", self)
-
-    @idempotent
-    def echo(self, value: Any) -> Any:
-        return value
+        super().__init__(master)
 
     @once
     def add(self) -> int:
@@ -41,16 +38,11 @@ class World:
         self.ran += 1
         yield from range(3)
 
-    def close(self) -> None:
-        self.calling.close()
-        self.serving.close()
-
 
 @pytest.fixture
 def world(master: Master) -> Iterator[World]:
-    made = World(master)
-    yield made
-    made.close()
+    with contextlib.closing(World(master)) as made:
+        yield made
 
 
 @pytest.mark.usefixtures("patient_describe")
