@@ -223,6 +223,5 @@ class TableHost:
     def close(self) -> None:
         """Hold nothing more: what waits here, and what still comes, is asked of whoever serves it next."""
         self._is_closed = True
-        for hosted in self.hosted.values():
-            hosted.leave("this server closes")
-        self.hosted.clear()
+        while self.hosted:
+            self.hosted.popitem()[1].leave("this server closes")

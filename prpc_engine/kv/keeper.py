@@ -117,7 +117,7 @@ class Keeper:
         self._closed = True
         self._wake.set()
         self._jobs.put(None)
-        with contextlib.suppress(Closed):  # the service was closed before, and with it what waited
+        with contextlib.suppress(Closed, ShardError, TimeoutError):  # all has ended with the service; or it is busy
             self._now(self._host.close)
 
     def join(self) -> None:

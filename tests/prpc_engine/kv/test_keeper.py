@@ -379,3 +379,20 @@ def test_statistics_of_a_partition_that_goes_on_meanwhile_are_those_of_one_momen
     server: Any = SimpleNamespace(_host=host, _keeper=SimpleNamespace(hand_overs=0))
     found = ElasticServer.statistics(server)
     assert (found.primaries, found.copies, found.lag) == ((0,), (), 0)
+
+
+def test_a_server_closes_though_its_reactor_is_too_busy_to_let_go_of_what_it_has() -> None:
+    host, _ = primary_of(Placed(ME))
+    later: list[Callable[[Future], object]] = []
+
+    def be_busy(function: Callable[[Future], object]) -> Future:
+        later.append(function)
+        answer = Future()
+        answer.set_error(TimeoutError("it has something else to do"))
+        return answer
+
+    node = Node(Placement((Placed(ME),)), [ME])
+    Keeper(node, host, Nobody(), be_busy, 0.2, lambda _: None, None).stop()  # type: ignore[arg-type]
+    assert host.hosted
+    later[0](Future())
+    assert not host.hosted
