@@ -23,9 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from perf.harness import Candidate, Place, Result, compare
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each
 from prpc_engine.client import RpcClient
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node import Node
@@ -36,6 +33,10 @@ from shard import Node as Identity
 from shard.segment import Segment
 from shard.transport.shm_connection import connection_over, make_rings
 from shard.transport.tcp_connection import TcpConnection
+
+from .harness import Candidate, Place, Result, compare
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each
 
 NAME = "call"
 CALLS_PER_SAMPLE = 20  # timed together: to read the clock costs some 1 % of a call
@@ -158,6 +159,6 @@ def test_both_transports_echo_every_byte() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

@@ -30,14 +30,15 @@ from pathlib import Path
 import numpy as np
 
 import prpc_engine
-from perf.child import STOP_LOOK_S, Announce, StopRequest
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers.face import WAIT_S_MAX
-from perf.peers.prpc import only_core, serve_master
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each
 from prpc_engine.kv import Adagrad, TableServer, TableWorker
 from prpc_engine.kv.checkpoint import verify
+
+from .child import STOP_LOOK_S, Announce, StopRequest
+from .harness import Candidate, Place, Result, compare
+from .peers.face import WAIT_S_MAX
+from .peers.prpc import only_core, serve_master
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each
 
 NAME = "checkpoint"
 TABLE, DIM = "t", 64
@@ -236,6 +237,6 @@ def test_what_is_measured_is_whole() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

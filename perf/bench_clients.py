@@ -36,13 +36,6 @@ from pathlib import Path
 import numpy as np
 
 import shard
-from perf.child import Announce
-from perf.harness import Candidate, Place, Result, compare
-from perf.limits import pattern
-from perf.machine import process_cpu_s
-from perf.peers.face import WAIT_S_MAX
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each, time_many
 from prpc_engine import errors
 from prpc_engine.call import Call
 from prpc_engine.message import method_key
@@ -50,6 +43,14 @@ from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
 from prpc_engine.slab import default_slab
+
+from .child import Announce
+from .harness import Candidate, Place, Result, compare
+from .limits import pattern
+from .machine import process_cpu_s
+from .peers.face import WAIT_S_MAX
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each, time_many
 
 NAME = "clients"
 CLIENTS = (1, 10, 100, 1_000)
@@ -378,6 +379,6 @@ def test_clients_that_call_all_at_once_all_get_their_turn() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

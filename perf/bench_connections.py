@@ -33,16 +33,17 @@ from functools import partial
 import numpy as np
 
 import shard
-from perf import bench_clients
-from perf.bench_clients import CALLS_FIRST, CLIENTS, PAYLOAD, SIZE_BYTES, Answers, Clients, keep_busy, resident_bytes, submit
-from perf.bench_shard import pin_application
-from perf.child import Announce, Child, StopRequest
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers.face import WAIT_S_MAX
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample
 from prpc_engine.master.master import close_in_reactor
 from prpc_engine.slab import default_slab
+
+from . import bench_clients
+from .bench_clients import CALLS_FIRST, CLIENTS, PAYLOAD, SIZE_BYTES, Answers, Clients, keep_busy, resident_bytes, submit
+from .bench_shard import pin_application
+from .child import Announce, Child, StopRequest
+from .harness import Candidate, Place, Result, compare
+from .peers.face import WAIT_S_MAX
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample
 
 NAME = "connections"
 SHARDS = (1, 2, 4)
@@ -235,6 +236,6 @@ def test_more_busy_processes_than_cores_are_marked() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

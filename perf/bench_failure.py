@@ -29,13 +29,14 @@ from queue import SimpleQueue
 import numpy as np
 
 import prpc_engine
-from perf.child import Announce
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers.face import WAIT_S_MAX
-from perf.peers.prpc import only_core, serve_master
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, summary
 from prpc_engine import errors
+
+from .child import Announce
+from .harness import Candidate, Place, Result, compare
+from .peers.face import WAIT_S_MAX
+from .peers.prpc import only_core, serve_master
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, summary
 
 NAME = "failure"
 IN_FLIGHT = 64
@@ -249,6 +250,6 @@ def test_calls_are_answered_after_each_reset() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

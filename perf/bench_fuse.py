@@ -23,12 +23,13 @@ from functools import partial
 
 import numpy as np
 
-from perf.child import Announce
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers.face import WAIT_S_MAX
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, calls_for, summary
 from prpc_engine import Server, ServerConfig
+
+from .child import Announce
+from .harness import Candidate, Place, Result, compare
+from .peers.face import WAIT_S_MAX
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, calls_for, summary
 
 NAME = "fuse"
 PORT = 2222  # of the source; the receiver has the next one
@@ -171,6 +172,6 @@ def test_every_target_has_something_to_judge() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

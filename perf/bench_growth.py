@@ -25,13 +25,14 @@ from functools import partial
 from pathlib import Path
 
 import shard
-from perf import bench_ring, in_shard, machine, plot, units
-from perf.bench_ring import IN_PLACE_LOOKED, ONE_BY_ONE, OneWay, RoundTrip, Way
-from perf.bench_shard import pin_application
-from perf.harness import Candidate, Place, Result, compare
-from perf.in_shard import WINDOW_PER_SHARD
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each, time_many
+
+from . import bench_ring, in_shard, machine, plot, units
+from .bench_ring import IN_PLACE_LOOKED, ONE_BY_ONE, OneWay, RoundTrip, Way
+from .bench_shard import pin_application
+from .harness import Candidate, Place, Result, compare
+from .in_shard import WINDOW_PER_SHARD
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each, time_many
 
 NAME = "growth"
 SHARDS = tuple(range(1, 9))
@@ -254,6 +255,6 @@ def test_results_become_curves_in_a_file_or_a_word_on_what_is_missing(tmp_path: 
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

@@ -37,14 +37,15 @@ from numpy.typing import NDArray
 
 import prpc_engine
 import shard
-from perf.child import START_S_MAX, STOP_LOOK_S, Announce, Child, StopRequest
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers.face import WAIT_S_MAX
-from perf.peers.prpc import only_core, serve_master
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each, time_many
 from prpc_engine.kv import Constant, Sgd, TableServer, TableShard, TableWorker
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec
+
+from .child import START_S_MAX, STOP_LOOK_S, Announce, Child, StopRequest
+from .harness import Candidate, Place, Result, compare
+from .peers.face import WAIT_S_MAX
+from .peers.prpc import only_core, serve_master
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each, time_many
 
 NAME = "kv"
 TABLE = "t"
@@ -357,6 +358,6 @@ def test_in_a_grid_every_push_of_every_worker_counts() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

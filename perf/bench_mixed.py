@@ -28,13 +28,13 @@ from functools import partial
 
 import numpy as np
 
-from perf import peers, units
-from perf.harness import Candidate, Place, Result, compare
-from perf.limits import pattern
-from perf.peers import PeerInfo, open_peer
-from perf.peers.face import ITEM, WAIT_S_MAX, Job, Peer
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, summary
+from . import peers, units
+from .harness import Candidate, Place, Result, compare
+from .limits import pattern
+from .peers import PeerInfo, open_peer
+from .peers.face import ITEM, WAIT_S_MAX, Job, Peer
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, summary
 
 NAME = "mixed"
 SIZE_BYTES = 64
@@ -175,6 +175,6 @@ def test_calls_and_arrays_come_back_right() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

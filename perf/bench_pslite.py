@@ -34,15 +34,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from perf import published
-from perf.child import Announce
-from perf.harness import Candidate, Place, Result, compare
-from perf.limits import measure_copy
-from perf.peers import tcp_raw
-from perf.peers.face import Job
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_calls, time_each, time_many
 from prpc_engine.kv import pslite as ps
+
+from . import published
+from .child import Announce
+from .harness import Candidate, Place, Result, compare
+from .limits import measure_copy
+from .peers import tcp_raw
+from .peers.face import Job
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_calls, time_each, time_many
 
 NAME = "pslite"
 SHM, UNIX, TCP = "prpc pslite, shm", "prpc pslite, unix", "prpc pslite, tcp"
@@ -293,6 +294,6 @@ def test_every_target_against_what_was_published_has_a_figure() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

@@ -30,15 +30,16 @@ from typing import Any
 import numpy as np
 
 import prpc_engine
-from perf.child import STOP_LOOK_S, Announce, StopRequest
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers.face import WAIT_S_MAX
-from perf.peers.prpc import serve_master
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, summary
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
 from prpc_engine.kv.tree import PlacementNode
 from prpc_engine.service import SERVERS_PATH
+
+from .child import STOP_LOOK_S, Announce, StopRequest
+from .harness import Candidate, Place, Result, compare
+from .peers.face import WAIT_S_MAX
+from .peers.prpc import serve_master
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, summary
 
 NAME = "recovery"
 TABLE = "t"
@@ -150,6 +151,6 @@ def test_after_each_kill_it_goes_on_and_each_push_counts_once() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

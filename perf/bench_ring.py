@@ -23,14 +23,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import shard
-from perf import limits, peers
-from perf.child import Announce
-from perf.harness import Candidate, Place, Result, compare
-from perf.limits import pattern
-from perf.peers import PeerInfo, open_peer
-from perf.peers.face import Job
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each, time_many
+
+from . import limits, peers
+from .child import Announce
+from .harness import Candidate, Place, Result, compare
+from .limits import pattern
+from .peers import PeerInfo, open_peer
+from .peers.face import Job
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each, time_many
 
 NAME = "ring"
 CAPACITY_BYTES = 1 << 20  # holds sixteen records of 64 KiB; stays in the second-level cache of both cores
@@ -371,6 +372,6 @@ def test_every_target_has_something_to_judge() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

@@ -32,13 +32,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from perf import core_distance, peers
-from perf.harness import Candidate, Place, Result, compare
-from perf.machine import process_cpu_s
-from perf.peers import PeerInfo, open_peer
-from perf.peers.face import AwaitedPeer, Job
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each, time_in_turn, time_many
+from . import core_distance, peers
+from .harness import Candidate, Place, Result, compare
+from .machine import process_cpu_s
+from .peers import PeerInfo, open_peer
+from .peers.face import AwaitedPeer, Job
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each, time_in_turn, time_many
 
 NAME = "rpc"
 ALL = [
@@ -204,6 +204,6 @@ def test_an_idle_pair_still_answers_afterwards() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

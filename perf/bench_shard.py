@@ -32,13 +32,14 @@ from functools import partial
 import numpy as np
 
 import shard
-from perf import bench_ring, in_shard, limits, peers, units
-from perf.child import pin
-from perf.harness import Candidate, Place, Result, compare
-from perf.machine import process_cpu_s
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, time_each
 from shard.leases import Borrowings, Lendings, Line
+
+from . import bench_ring, in_shard, limits, peers, units
+from .child import pin
+from .harness import Candidate, Place, Result, compare
+from .machine import process_cpu_s
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each
 
 NAME = "shard"
 LENT_BYTES = (64 << 10, 1 << 20, 64 << 20)
@@ -282,6 +283,6 @@ def test_every_target_has_something_to_judge() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

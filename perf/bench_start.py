@@ -31,14 +31,15 @@ import numpy as np
 import prpc_engine
 import shard.transport.laned
 import shard.transport.shm
-from perf.child import Announce, Child
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers.face import WAIT_S_MAX
-from perf.peers.prpc import SERVICE, only_core, serve, serve_master
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, summary
 from shard.transport.shm_connection import ShmConnection
 from shard.transport.tcp_connection import TcpConnection
+
+from .child import Announce, Child
+from .harness import Candidate, Place, Result, compare
+from .peers.face import WAIT_S_MAX
+from .peers.prpc import SERVICE, only_core, serve, serve_master
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, summary
 
 NAME = "start"
 PAYLOAD = bytes(64)
@@ -161,6 +162,6 @@ def test_a_fresh_process_gets_its_answers_and_every_part_took_time() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

@@ -27,14 +27,14 @@ from functools import partial
 
 import numpy as np
 
-from perf import peers
-from perf.certificates import tls_switched_on
-from perf.harness import Candidate, Place, Result, compare
-from perf.machine import process_cpu_s
-from perf.peers import PeerInfo, open_peer
-from perf.peers.face import ITEM, Job, Peer
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample, calls_for, time_calls, time_each
+from . import peers
+from .certificates import tls_switched_on
+from .harness import Candidate, Place, Result, compare
+from .machine import process_cpu_s
+from .peers import PeerInfo, open_peer
+from .peers.face import ITEM, Job, Peer
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, calls_for, time_calls, time_each
 
 NAME = "tensor"
 FIRST = 1.5  # a value that float32 holds exactly
@@ -148,6 +148,6 @@ def test_every_candidate_sees_the_first_element() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from perf.harness import Result
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort
+from .harness import Result
+from .targets import Target
+from .timing import FULL, TINY, Effort
 
 NAME = "tensorflow"
 STOCK, OURS, EACH, FUSED = "stock gRPC", "prpc", "prpc, sendrecv", "prpc, sendrecv, tensor_fuse"
@@ -155,7 +155,7 @@ def _job(case: Train) -> Iterator[list[subprocess.Popen[bytes]]]:
         processes = []
         for job, index in tasks:
             process = subprocess.Popen(
-                [sys.executable, "-m", "perf.bench_tensorflow", "task", json.dumps(clusters), job, str(index)],
+                [sys.executable, "-m", f"{__package__}.bench_tensorflow", "task", json.dumps(clusters), job, str(index)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
@@ -336,7 +336,7 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc[tensorflow]")
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc-engine[tensorflow]")
 def test_both_protocols_train_a_model_to_the_same_loss() -> None:
     results = run(CASES[0], TINY)
     assert {result.candidate for result in results} == {STOCK, OURS}
@@ -344,13 +344,13 @@ def test_both_protocols_train_a_model_to_the_same_loss() -> None:
     assert np.isclose(stock, ours)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc[tensorflow]")
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc-engine[tensorflow]")
 def test_fused_values_take_fewer_messages() -> None:
     messages = {result.candidate: result.figures.get("messages", 0) for result in run(CASES[7], TINY)}
     assert 0 < messages[FUSED] * 3 <= messages[EACH]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc[tensorflow]")
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc-engine[tensorflow]")
 def test_the_graph_of_500_ops_has_500() -> None:
     for result in run(CASES[6], TINY):
         assert abs(result.figures["ops_of_graph"] - 500) <= 50
@@ -364,6 +364,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["task"]:
         _task(*sys.argv[2:])
     else:
-        from perf import cli_bench
+        from . import cli_bench
 
         raise SystemExit(cli_bench.command_line(NAME))

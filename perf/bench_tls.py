@@ -18,14 +18,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from perf import bench_rpc, bench_tensor, peers
-from perf.bench_rpc import RoundTrip
-from perf.bench_tensor import Handed
-from perf.certificates import tls_switched_on
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers import PeerInfo
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample
+from . import bench_rpc, bench_tensor, peers
+from .bench_rpc import RoundTrip
+from .bench_tensor import Handed
+from .certificates import tls_switched_on
+from .harness import Candidate, Place, Result, compare
+from .peers import PeerInfo
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample
 
 NAME = "tls"
 
@@ -83,6 +83,6 @@ def test_every_candidate_echoes_every_byte_and_sees_the_first_element() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

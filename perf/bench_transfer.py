@@ -29,14 +29,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from perf import bench_tensor, machine, peers, plot, published, units
-from perf.bench_tensor import SHM_ORDINARY, SHM_SLAB, TCP_ORDINARY, Handed
-from perf.child import NotOffered
-from perf.harness import Candidate, Place, Result, compare
-from perf.peers import PeerInfo
-from perf.peers.face import ITEM
-from perf.targets import Target
-from perf.timing import FULL, TINY, Effort, Sample
+from . import bench_tensor, machine, peers, plot, published, units
+from .bench_tensor import SHM_ORDINARY, SHM_SLAB, TCP_ORDINARY, Handed
+from .child import NotOffered
+from .harness import Candidate, Place, Result, compare
+from .peers import PeerInfo
+from .peers.face import ITEM
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample
 
 NAME = "transfer"
 LARGE_BYTES = 256 << 20
@@ -228,6 +228,6 @@ def test_every_target_has_something_to_judge() -> None:
 
 
 if __name__ == "__main__":
-    from perf import cli_bench
+    from . import cli_bench
 
     raise SystemExit(cli_bench.command_line(NAME))

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from perf import harness, machine, plot, report, table
-from perf.targets import judge
-from perf.timing import FULL, QUICK
+from . import harness, machine, plot, report, table
+from .targets import judge
+from .timing import FULL, QUICK
 
 SUBJECTS = (
     *("ring", "shard", "growth", "rpc", "call", "start", "clients", "connections", "mixed", "tls", "failure", "recovery"),
@@ -44,7 +44,7 @@ def main(
     """
     if subject not in SUBJECTS:
         raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
-    bench: ModuleType = importlib.import_module(f"perf.bench_{subject}")
+    bench: ModuleType = importlib.import_module(f".bench_{subject}", __package__)
     draws = hasattr(bench, "draw")
     if plot_path is not None:
         if not draws:

@@ -12,8 +12,8 @@ import mmap
 import time
 from pathlib import Path
 
-from perf.child import Announce
-from perf.harness import Place
+from .child import Announce
+from .harness import Place
 
 ASKED_WORD, ANSWERED_WORD = 0, 32  # 256 bytes apart: processors fetch lines in pairs
 FILE_BYTES = 4096

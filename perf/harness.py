@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from perf import machine
-from perf.child import Announce, Child, ChildFailed, ChildSilent, NotOffered
-from perf.timing import Effort, Sample
+from . import machine
+from .child import Announce, Child, ChildFailed, ChildSilent, NotOffered
+from .timing import Effort, Sample
 
 # One repeat of one candidate: start two or three processes, warm up, measure. The longest takes some 8 s; what takes
 # longer than this hangs, is ended and reported as failed.

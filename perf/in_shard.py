@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shard
-from perf.timing import Effort, Sample, time_in_turn
+
+from .timing import Effort, Sample, time_in_turn
 
 WINDOW_PER_SHARD = 16  # calls under way to each shard: enough that none of them waits for work
 

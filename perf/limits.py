@@ -28,9 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.child import Announce
-from perf.harness import Place
-from perf.timing import Effort, Sample, summary, time_each, time_many
+from .child import Announce
+from .harness import Place
+from .timing import Effort, Sample, summary, time_each, time_many
 
 PING_WORD, PONG_WORD = SLOT_WORDS = 0, 16  # two cache lines apart: processors fetch them in pairs
 RECEIVED_WORD = 32

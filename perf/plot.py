@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf import machine
+from . import machine
 
-HOW_TO_GET = "a plot needs matplotlib: pip install 'prpc[bench]'"
+HOW_TO_GET = "a plot needs matplotlib: pip install 'prpc-engine[bench]'"
 PANEL_INCHES = (6.4, 4.2)
 
 

@@ -14,7 +14,7 @@ of rounds of 40 keys (4 of 16 MB), each waited for as a whole, payload counted o
 
 from __future__ import annotations
 
-from perf.harness import Result
+from .harness import Result
 
 OTHER_MACHINE = "other machine"
 KIB = 1 << 10

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from perf import units
-from perf.harness import Result, as_record
-from perf.machine import Machine
-from perf.targets import Target, Verdict
+from . import units
+from .harness import Result, as_record
+from .machine import Machine
+from .targets import Target, Verdict
 
 Record = dict[str, Any]
 

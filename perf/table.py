@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from perf import units
-from perf.harness import Result
-from perf.machine import Machine
-from perf.report import bound_text, figure_text, target_text, value_text
-from perf.targets import Verdict
+from . import units
+from .harness import Result
+from .machine import Machine
+from .report import bound_text, figure_text, target_text, value_text
+from .targets import Verdict
 
 WIDTH_PIPED = 190  # where no terminal says how wide it is
 STYLES = {"ours": "bold green", "peer": "", "limit": "cyan", "given": "dim"}

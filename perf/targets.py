@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perf.harness import Result
+from .harness import Result
 
 
 @dataclass(frozen=True, slots=True)

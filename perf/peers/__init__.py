@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, field
 
-from perf.harness import Place, Role
-from perf.peers.face import Job, Peer
+from ..harness import Place, Role
+from .face import Job, Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class PeerInfo:
     """Enough to list a peer, and to open it where it is installed."""
 
     name: str
-    file: str  # module of perf.peers, whose class `Connected` is the peer
+    file: str  # module of this package, whose class `Connected` is the peer
     module: str | None = None  # what must be importable
     distribution: str | None = None
     role: Role = "peer"
@@ -53,5 +53,5 @@ PEERS = [PIPE, TCP_SPINNING, TCP_BLOCKING, ZMQ_IPC, ZMQ_TCP, NNG, GRPC]
 
 def open_peer(info: PeerInfo, place: Place, job: Job) -> Peer:
     """Start the peer's server and connect to it. The caller closes the peer."""
-    peer: Peer = importlib.import_module(f"perf.peers.{info.file}").Connected(place, job, **info.options)
+    peer: Peer = importlib.import_module(f".{info.file}", __package__).Connected(place, job, **info.options)
     return peer

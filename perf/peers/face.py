@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.child import Child, NotOffered
-from perf.harness import Place
+from ..child import Child, NotOffered
+from ..harness import Place
 
 ITEM = np.dtype(np.float32)  # of every array that is sent
 WAIT_S_MAX = 20.0  # for one answer, where the library can bound it; the harness bounds the rest

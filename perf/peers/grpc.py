@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.child import Announce
-from perf.harness import Place
-from perf.peers.face import WAIT_S_MAX, Job, Peer, as_item, first_item
+from ..child import Announce
+from ..harness import Place
+from .face import WAIT_S_MAX, Job, Peer, as_item, first_item
 
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 SERVICE, ECHO, FIRST = "perf.Echo", "Echo", "First"

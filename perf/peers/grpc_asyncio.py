@@ -7,10 +7,10 @@ from collections.abc import Awaitable
 
 import grpc.aio
 
-from perf.child import Announce
-from perf.harness import Place
-from perf.peers.face import WAIT_S_MAX, AwaitedPeer, Job
-from perf.peers.grpc import ECHO, OPTIONS, SERVICE
+from ..child import Announce
+from ..harness import Place
+from .face import WAIT_S_MAX, AwaitedPeer, Job
+from .grpc import ECHO, OPTIONS, SERVICE
 
 
 async def _echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:

@@ -8,9 +8,9 @@ import numpy as np
 import pynng
 from numpy.typing import NDArray
 
-from perf.child import Announce
-from perf.harness import Place
-from perf.peers.face import WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
+from ..child import Announce
+from ..harness import Place
+from .face import WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
 
 WAIT_MS_MAX = int(WAIT_S_MAX * 1e3)
 ANY_SIZE = 0  # recv_max_size: no limit

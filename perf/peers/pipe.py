@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.child import Announce
-from perf.harness import Place
-from perf.peers.face import Job, Peer, as_bytes, as_item, first_item
+from ..child import Announce
+from ..harness import Place
+from .face import Job, Peer, as_bytes, as_item, first_item
 
 
 def serve(announce: Announce, path: str, job: Job) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import prpc_engine
-from perf.child import STOP_LOOK_S, Announce, StopRequest
-from perf.harness import Place
-from perf.peers.face import ITEM, WAIT_S_MAX, Job, Peer
+
+from ..child import STOP_LOOK_S, Announce, StopRequest
+from ..harness import Place
+from .face import ITEM, WAIT_S_MAX, Job, Peer
 
 SERVICE = "perf"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from perf.harness import Place
-from perf.peers import prpc
-from perf.peers.face import AwaitedPeer, Job
+from ..harness import Place
+from . import prpc
+from .face import AwaitedPeer, Job
 
 
 class Connected(AwaitedPeer):

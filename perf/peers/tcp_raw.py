@@ -12,10 +12,10 @@ import ssl
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.certificates import tls_context
-from perf.child import Announce
-from perf.harness import Place
-from perf.peers.face import ITEM, WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
+from ..certificates import tls_context
+from ..child import Announce
+from ..harness import Place
+from .face import ITEM, WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
 
 CHUNK_BYTES = 1 << 16  # what an echo server takes in one go when requests come many at a time
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

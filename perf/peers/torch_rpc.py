@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.child import Announce, NotOffered
-from perf.harness import Place
-from perf.peers.face import WAIT_S_MAX, Job, Peer
+from ..child import Announce, NotOffered
+from ..harness import Place
+from .face import WAIT_S_MAX, Job, Peer
 
 # Not by `import`: mypy would want its types where it is not installed.
 torch: Any = importlib.import_module("torch")

@@ -8,9 +8,9 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from perf.child import Announce
-from perf.harness import Place
-from perf.peers.face import WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
+from ..child import Announce
+from ..harness import Place
+from .face import WAIT_S_MAX, Job, Peer, as_bytes, as_item, first_item
 
 
 def serve(announce: Announce, address: str, job: Job) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
+from prpc_engine.bundled import benchmarks_package
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands
@@ -39,7 +41,7 @@ def add_parser(commands: Commands) -> None:
         "bench",
         help=cli.COMMANDS["bench"],
         description="Measure one subject in the same run as multiprocessing.Pipe, a raw tcp socket, and those of "
-        "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc[bench]'; torch by itself).",
+        "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc-engine[bench]'; torch by itself).",
     )
     parser.add_argument("subject", choices=SUBJECTS, help="; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()))
     parser.add_argument("--json", action="store_true", help="JSON lines instead of tables")
@@ -48,6 +50,6 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print."""
-    from perf import cli_bench
-
-    return cli_bench.main(args.subject, json=args.json, quick=args.quick)
+    cli_bench = importlib.import_module(f"{benchmarks_package()}.cli_bench")
+    code: int = cli_bench.main(args.subject, json=args.json, quick=args.quick)
+    return code

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
+from prpc_engine.bundled import bundled
 from prpc_engine.cli.settings import all_settings, unread
 
 if TYPE_CHECKING:
@@ -25,10 +26,18 @@ def add_parser(commands: Commands) -> None:
         "before all of these. A secret is never shown.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON array: name, value, origin, error")
+    parser.add_argument(
+        "--example",
+        action="store_true",
+        help="print configs/default.toml, each limit with its default and reason, to begin your own file for PRPC_CONFIG",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them; what is wrong on standard error, a line each."""
+    if args.example:
+        print((bundled("configs") / "default.toml").read_text(), end="")
+        return cli.OK
     settings = all_settings()
     if args.json:
         print(json.dumps([asdict(setting) for setting in settings], indent=1))

@@ -1,0 +1,59 @@
+"""The wheel holds `shard` and `prpc_engine` alone, and all that an installed `prpc` needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the wheel, and nothing else of this checkout, was unpacked into."""
+    built = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"]))
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(built) as wheel:
+        wheel.extractall(folder)
+    return folder
+
+
+def prpc(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command line in an empty folder beside nothing of this checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "prpc_engine.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"},
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_wheel_takes_two_names_at_the_top_level(installed: Path) -> None:
+    assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"shard", "prpc_engine"}
+
+
+def test_the_distribution_is_named_as_every_hint_says(installed: Path) -> None:
+    metadata = next(installed.glob("*.dist-info")) / "METADATA"
+    assert "\nName: prpc-engine\n" in metadata.read_text()
+
+
+def test_an_installed_prpc_prints_the_configuration_to_copy(installed: Path) -> None:
+    ran = prpc(installed, "config", "--example")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == (ROOT / "configs" / "default.toml").read_text()
+
+
+@pytest.mark.slow
+def test_an_installed_prpc_has_its_benchmarks(installed: Path) -> None:
+    ran = prpc(installed, "bench", "call", "--quick", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert '"call"' in ran.stdout
