@@ -28,7 +28,7 @@ last: so these do not fall while it is busy, nor when it died.
 Connections of one peer over one transport are added up. A connection that was made anew counts from zero, which Prometheus takes
 for the restart that it is.
 
-Needs prometheus_client: pip install 'prpc[metrics]'.
+Needs prometheus_client: pip install 'prpc-engine[metrics]'.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _prometheus_client() -> Any:
     try:
         import prometheus_client
     except ImportError as error:
-        raise errors.ConfigError("metrics need prometheus_client: pip install 'prpc[metrics]'") from error
+        raise errors.ConfigError("metrics need prometheus_client: pip install 'prpc-engine[metrics]'") from error
     return prometheus_client
 
 

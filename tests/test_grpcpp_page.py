@@ -25,7 +25,7 @@ COMMANDS = re.findall(r"^(?:prpc )(\S+)([^#\n]*)", TEXT, re.MULTILINE)
 TESTS = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TEXT)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 needs_tensorflow = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
 )
 
 

@@ -59,7 +59,7 @@ def compressor_of(name: str) -> Callable[[bytes | memoryview], bytes]:
 
             return lambda data: lz4.frame.compress(data)
     except ImportError as error:
-        raise ConfigError(f"compression={name!r} needs a package: pip install prpc[{name}], or take 'zlib'") from error
+        raise ConfigError(f"compression={name!r} needs a package: pip install 'prpc-engine[{name}]', or take 'zlib'") from error
     raise ConfigError(f"compression={name!r}: allowed are {', '.join(ALGORITHMS)}, or None")
 
 
@@ -127,7 +127,7 @@ def _expander_of(algorithm: int) -> Callable[[memoryview, int], bytes]:
     except ImportError as error:
         name = next(name for name, number in ALGORITHMS.items() if number == algorithm)
         raise ArchiveError(
-            f"the message is compressed with {name}, which is not installed here: pip install prpc[{name}]"
+            f"the message is compressed with {name}, which is not installed here: pip install 'prpc-engine[{name}]'"
         ) from error
     raise ArchiveError(f"compressed with unknown algorithm {algorithm}")
 

@@ -147,7 +147,7 @@ def _dtype_of_name(name: str) -> np.dtype[Any]:
         try:
             import ml_dtypes
         except ImportError as error:
-            raise ArchiveError(f"dtype {name!r} needs the package ml_dtypes: pip install prpc[ml_dtypes]") from error
+            raise ArchiveError(f"dtype {name!r} needs the package ml_dtypes: pip install prpc-engine[ml_dtypes]") from error
         if not hasattr(ml_dtypes, name):
             raise ArchiveError(f"dtype {name!r} is not known to ml_dtypes {ml_dtypes.__version__}: install a newer one")
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))

@@ -33,7 +33,8 @@ def dump(value: Any) -> tuple[bytes, list[NDArray[np.uint8]]]:
     try:
         return dumps(value, protocol=5, buffer_callback=keep), blocks
     except Exception as error:  # an object's own __reduce__ may raise anything
-        more = "" if has_cloudpickle else "; lambdas and what __main__ defines need cloudpickle: pip install prpc[cloudpickle]"
+        needed = "; lambdas and what __main__ defines need cloudpickle: pip install 'prpc-engine[cloudpickle]'"
+        more = "" if has_cloudpickle else needed
         raise ValueError(f"it cannot be pickled: {type(error).__name__}: {error}{more}") from error
 
 

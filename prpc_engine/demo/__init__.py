@@ -5,7 +5,7 @@
     for progress in train(kv, flights, settings, rank, workers): ...
     evaluate(kv, prepare(flights.test, flights.vocabulary)).auc   against   train_baseline(flights, settings).auc
 
-Needs the extra: pip install "prpc[demo]".
+Needs the extra: pip install "prpc-engine[demo]".
 """
 
 from prpc_engine.demo.baseline import BaselineReport, train_baseline, trivial_auc

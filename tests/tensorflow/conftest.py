@@ -15,7 +15,7 @@ from tests.tensorflow.tasks import Job
 def job(_started_once: None) -> Iterator[Job]:
     """Two ps and two workers, with the stock protocol and with ours."""
     if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("TensorFlow is not installed: pip install 'prpc[tensorflow]'")
+        pytest.skip("TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'")
     found = Job(secrets.randbits(32), ps=2, worker=2)
     yield found
     found.close()

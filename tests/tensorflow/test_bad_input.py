@@ -56,7 +56,7 @@ def test_without_tensorflow_it_says_how_to_get_it() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1] == "ImportError: TensorFlow is not installed: pip install 'prpc[tensorflow]'"
+    assert ran.stderr.splitlines()[-1] == "ImportError: TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
 
 
 def test_another_version_of_tensorflow_is_refused() -> None:

@@ -15,7 +15,7 @@ PS0, PS1, WORKER = Task("ps", 0), Task("ps", 1), Task("worker", 0)
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face."""
-    return pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'").compat.v1
+    return pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
 
 
 def cut_of(tf: Any, build: Callable[[], Any], fetch: bool = True, soft: bool = False) -> Any:

@@ -20,7 +20,7 @@ from tests.program import ROOT, wait_until
 from tests.tensorflow.tasks import PATIENCE_S, Job, TaskProcess, clusters
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
 )
 FLOATS = 1 << 24  # 64 MB
 NOTHING = {"stages of open sessions": 0, "running": 0, "waiting": 0, "leases": 0, "blocks": 0}

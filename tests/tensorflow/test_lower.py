@@ -15,7 +15,7 @@ DEVICES = {PS0: "/job:ps/task:0", PS1: "/job:ps/task:1", WORKER: "/job:worker/ta
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face, with control flow of version 2."""
-    found = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'").compat.v1
+    found = pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
     before = found.control_flow_v2_enabled()
     found.enable_control_flow_v2()
     yield found

@@ -16,7 +16,7 @@ TIMEOUT_S = 120  # of a cluster; importing TensorFlow in five processes takes ha
 HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
 )
 
 

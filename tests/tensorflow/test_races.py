@@ -24,7 +24,7 @@ PS = "/job:ps/task:0"
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face."""
-    found = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'").compat.v1
+    found = pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
     with found.Graph().as_default(), found.Session() as session:
         session.run(found.constant(1.0))  # TensorFlow opens a file then, which it keeps
     return found

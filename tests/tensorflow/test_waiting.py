@@ -19,7 +19,7 @@ from tests.prpc_engine.processes import PATIENCE_S, wait_until
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face."""
-    return pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'prpc[tensorflow]'").compat.v1
+    return pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
 
 
 def part_and_put(tf: Any, name: str) -> tuple[Any, Any]:

@@ -237,4 +237,4 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(monkeypatch:
     monkeypatch.setattr(software, "_version", lambda name: "1.0" if name == "pyzmq" else None)
     bench = next(finding for finding in software.packages(Host()) if finding.fact == "extra bench")
     assert bench.value == "pyzmq 1.0; not installed: pynng, grpcio"
-    assert "prpc[bench]" in bench.advice
+    assert "prpc-engine[bench]" in bench.advice
