@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random as random_module
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prpc_engine.accumulator import AUC, Histogram, TopK
+from prpc_engine.accumulator.aggregator import restored
 from prpc_engine.errors import BadArguments, ConfigError
 
 QUANTILES = [0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0]
@@ -57,11 +59,64 @@ def test_too_many_buckets_collapse_at_the_small_end_and_the_large_end_stays_righ
     values = np.logspace(-30, 30, 3000)
     one = Histogram(0.01, buckets_max=500)
     one.merge_value(one.check(values))
-    assert one.collapsed
-    assert max(one.positive) - min(one.positive) == 499
+    assert len(one.positive) == 500
+    assert one.collapsed == 2500  # each has a bucket of its own, and 500 of those are exact
     assert one.count == 3000
     for q in (0.95, 0.99, 1.0):
         assert one.quantile(q) == pytest.approx(quantile(values, q), rel=0.01)
+
+
+@pytest.mark.parametrize("relative_error", [1e-4, 1e-3, 1e-2, 1e-1])
+def test_one_value_far_away_takes_nothing_from_the_error_of_the_others(relative_error: float, seed: int) -> None:
+    latencies_s = np.append(np.random.default_rng(seed).lognormal(math.log(0.0009), 1, 50_000), 3600.0)
+    one = Histogram(relative_error)
+    for some in np.array_split(latencies_s, 7):
+        one.merge_values(some.tolist())
+    assert not one.collapsed
+    for q in QUANTILES:
+        true = float(np.quantile(latencies_s, q, method="lower"))
+        assert one.quantile(q) == pytest.approx(true, rel=relative_error * (1 + 1e-9)), q
+
+
+@pytest.mark.parametrize("relative_error", [1e-4, 1e-3, 1e-2, 1e-1, 0.5])
+def test_36_powers_of_ten_without_a_gap_have_the_error_asked_for(relative_error: float) -> None:
+    values = np.logspace(-18, 18, 1_000_000)
+    one = Histogram(relative_error)
+    one.merge_value(one.check(values))
+    assert not one.collapsed
+    for q in QUANTILES:
+        true = float(np.quantile(values, q, method="lower"))
+        assert one.quantile(q) == pytest.approx(true, rel=relative_error * (1 + 1e-9)), q
+
+
+@settings(max_examples=200)
+@given(st.lists(st.lists(st.integers(-60, 60), max_size=30), min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_what_has_collapsed_is_counted_the_same_in_any_order(parts: list[list[int]], random: random_module.Random) -> None:
+    def merged(of: list[list[int]]) -> Histogram:
+        one = Histogram(0.3, buckets_max=16)
+        for part in of:
+            other = Histogram(0.3, buckets_max=16)
+            other.merge_values([math.copysign(2.0 ** abs(number), number) for number in part])
+            one.merge_aggregator(restored("histogram", other.parameters(), other.serialize()))
+        return one
+
+    one, two = merged([[number for part in parts for number in part]]), merged(random.sample(parts, len(parts)))
+    assert (one.buckets(), one.collapsed) == (two.buckets(), two.collapsed)
+    # By definition: per sign, the values below the 16th largest bucket.
+    beyond = 0
+    for sign in (1, -1):
+        numbers = Counter(abs(number) for part in parts for number in part if math.copysign(1, number) == sign)
+        beyond += sum(count for _, count in sorted(numbers.items())[: max(0, len(numbers) - 16)])
+    assert one.collapsed == beyond
+
+
+def test_a_histogram_says_in_every_text_how_many_values_have_collapsed() -> None:
+    one = Histogram(0.01, buckets_max=16)
+    one.merge_values([2.0**exponent for exponent in range(20)])
+    assert one.collapsed == 4
+    for text in (str(one), repr(one), one.try_to_string()):
+        assert "COLLAPSED=4 (quantiles of these are not within 0.01: raise buckets_max)" in str(text)
+    assert "COLLAPSED" not in str(Histogram(0.01))
 
 
 def test_a_quantile_outside_of_0_to_1_is_refused() -> None:
