@@ -26,9 +26,11 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from prpc_engine.accumulator.arithmetic import COUNT_MAX, check_whole
 from prpc_engine.errors import BadArguments, ConfigError
 
 KIND_LENGTH_MAX = 64
+KEY_LENGTH_MAX = 1024  # of keys that are counted by, so that tables of them have a bound in bytes too
 NOT_AVAILABLE = "N/A"  # the text of an aggregator that has seen no value
 
 Self = TypeVar("Self", bound="Aggregator")
@@ -144,14 +146,15 @@ def check_number(whose: str, value: Any, finite: bool = False) -> int | float:
         value = value.item()
     if type(value) is not float and type(value) is not int:
         raise BadArguments(f"{whose} takes numbers, not a {type(value).__name__} ({value!r:.80})")
+    number: int | float = check_whole(whose, value) if type(value) is int else value
     if finite and not math.isfinite(value):
         raise BadArguments(f"{whose} takes finite numbers, not {value!r}")
-    return value
+    return number
 
 
 def check_count(whose: str, value: Any) -> int:
     """A whole number of 63 bits."""
-    if type(value) is not int or not 0 <= value < 1 << 63:
+    if type(value) is not int or not 0 <= value <= COUNT_MAX:
         raise BadArguments(f"{whose}: {value!r:.80} is no count, a whole number from 0 to 2**63 - 1 is expected")
     return value
 
@@ -159,12 +162,23 @@ def check_count(whose: str, value: Any) -> int:
 def check_key(whose: str, value: Any) -> str | int | bytes:
     """What may be counted by: str, bytes, or an int of 64 bits."""
     if type(value) is str or type(value) is bytes:
+        if len(value) > KEY_LENGTH_MAX:
+            raise BadArguments(f"{whose} takes keys of at most {KEY_LENGTH_MAX} characters, not {len(value)}: count a hash of it")
+        if type(value) is str and not value.isascii():
+            _check_encodable(whose, value)
         return value
     if isinstance(value, np.integer):
         value = value.item()
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return value
     raise BadArguments(f"{whose} takes keys that are str, bytes or ints of 64 bits, not {value!r:.80}")
+
+
+def _check_encodable(whose: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate: no message and no snapshot could hold it
+        raise BadArguments(f"{whose} takes keys that are Unicode text, not {value!r:.80}: {error.reason}") from error
 
 
 def check_parameter(whose: str, name: str, value: object, least: float, most: float, whole: bool = True) -> None:

@@ -15,6 +15,7 @@ not on the order: the number of different scores never shrinks.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine.accumulator.aggregator import Aggregator, check_number, check_parameter
+from prpc_engine.accumulator.arithmetic import add_counts
 from prpc_engine.errors import BadArguments, ConfigError
 
 DISTINCT_MAX = 65536  # 1.5 MB, as much as the bins
 BINS = 65536
 SIZE_MAX = 1 << 24
 SORT_MIN = 4096  # scores that wait to be sorted in: sorting them one by one would cost the whole table each time
+
+WHOSE = "an auc counter"
+EXACT_SUM_MAX = 2.0**62  # a sum of counts that is below, as a float, has room in int64
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]  # [n], or [2, n]: of negatives and of positives
@@ -39,13 +44,17 @@ class AUC(Aggregator, kind="auc"):
     def __init__(self, distinct_max: int = DISTINCT_MAX, bins: int = BINS, low: float = 0.0, high: float = 1.0) -> None:
         check_parameter("AUC", "distinct_max", distinct_max, 0, SIZE_MAX)
         check_parameter("AUC", "bins", bins, 2, SIZE_MAX)
-        if not math.isfinite(high - low) or not low < high:
-            raise ConfigError(f"AUC with low={low!r}, high={high!r}: two finite numbers are allowed, low below high")
+        if not low < high or not math.isfinite(high - low) or not math.isfinite(bins / (high - low)):
+            raise ConfigError(
+                f"AUC with low={low!r}, high={high!r}: two finite numbers are allowed, low below high by more than "
+                f"{bins / sys.float_info.max:.2g}"
+            )
         self.distinct_max, self.bins, self.low, self.high = distinct_max, bins, low, high
         self._scores: Floats = np.empty(0)  # sorted; the numbers of bins once binned
         self._counts: Counts = np.empty((2, 0), np.int64)  # negatives and positives of each
         self._waiting: list[tuple[Floats, Counts]] = []  # to be sorted in
         self._waiting_size = 0
+        self._total = 0  # examples
         self.binned = False
 
     def parameters(self) -> dict[str, Any]:
@@ -84,6 +93,8 @@ class AUC(Aggregator, kind="auc"):
         self._wait(self._binned(scores) if self.binned else scores, np.stack([1 - labels, labels]))
 
     def _wait(self, scores: Floats, counts: Counts) -> None:
+        # No count of the table is larger than the total: what int64 holds of that, it holds of every sum in here.
+        self._total = add_counts(WHOSE, self._total, _sum(counts))
         self._waiting.append((scores, counts))
         self._waiting_size += scores.size
         if self._waiting_size > max(SORT_MIN, self._scores.size):
@@ -101,10 +112,12 @@ class AUC(Aggregator, kind="auc"):
             self._scores, self._counts = _sorted(self._binned(self._scores), self._counts)
 
     def _binned(self, scores: Floats) -> Floats:
-        bins = np.floor((scores - self.low) * (self.bins / (self.high - self.low)))
+        with np.errstate(over="ignore"):  # far outside: it counts in the last bin
+            bins = np.floor((scores - self.low) * (self.bins / (self.high - self.low)))
         return np.clip(bins, 0, self.bins - 1)
 
     def merge_aggregator(self, other: AUC) -> None:
+        add_counts(WHOSE, self._total, other._total)  # before anything is binned
         other._sort_in()
         if other.binned and not self.binned:
             self._sort_in()
@@ -185,6 +198,12 @@ def _checked_arrays(labels: Any, scores: Any) -> tuple[Counts, Floats]:
     if not np.isin(labels, (0, 1)).all() or not np.isfinite(scores).all():
         raise BadArguments("an auc counter takes labels 0 and 1 and finite scores")
     return labels.astype(np.int64), scores.astype(np.float64)
+
+
+def _sum(counts: Counts) -> int:
+    if counts.sum(dtype=np.float64) < EXACT_SUM_MAX:
+        return int(counts.sum())
+    return sum(counts.ravel().tolist())
 
 
 def _sorted(scores: Floats, counts: Counts) -> tuple[Floats, Counts]:

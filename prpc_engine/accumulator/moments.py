@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from prpc_engine.accumulator.aggregator import Aggregator, check_count, check_number
+from prpc_engine.accumulator.arithmetic import add_counts, overflow
 from prpc_engine.errors import BadArguments
 
 
@@ -53,17 +54,23 @@ class Timer(Aggregator, kind="timer"):
 
     def merge_values(self, values: Sequence[float]) -> None:
         array = np.array(values, np.float64)
-        total = float(array.sum())
-        distances = array - total / len(array)
-        self._take(len(array), total, float(distances @ distances), float(array.min()), float(array.max()))
+        with np.errstate(over="ignore", invalid="ignore"):  # _take() refuses what overflows
+            total = float(array.sum())
+            distances = array - total / len(array)
+            m2 = float(distances @ distances)
+        self._take(len(array), total, m2, float(array.min()), float(array.max()))
 
     def _take(self, count: int, total: float, m2: float, minimum: float, maximum: float) -> None:
+        whose = "a timer counter"
+        counted = add_counts(whose, self.count, count)
         if self.count:
             apart = total / count - self.total / self.count
-            m2 += self.m2 + apart * apart * (self.count * count / (self.count + count))
-        self.count += count
-        self.total += total
-        self.m2 = m2
+            m2 += self.m2 + apart * apart * (self.count * count / counted)
+            total += self.total
+        if not math.isfinite(total) or not math.isfinite(m2):
+            what = "total" if not math.isfinite(total) else "sum of squared distances from the mean"
+            raise overflow(whose, f"their {what} is larger than any float")
+        self.count, self.total, self.m2 = counted, total, m2
         self.minimum = min(self.minimum, minimum)
         self.maximum = max(self.maximum, maximum)
 
@@ -78,7 +85,7 @@ class Timer(Aggregator, kind="timer"):
         count, *numbers = state
         if not check_count("a timer counter", count):
             return
-        total, m2, minimum, maximum = (float(check_number("a timer counter", number)) for number in numbers)
+        total, m2, minimum, maximum = (float(check_number("a timer counter", number, finite=True)) for number in numbers)
         if not m2 >= 0 or not minimum <= maximum:
             raise BadArguments(f"a timer counter with m2={m2}, minimum={minimum}, maximum={maximum}")
         self._take(count, total, m2, minimum, maximum)

@@ -1,23 +1,26 @@
 """Sum, Avg, Max and Min: of numbers, or of arrays element by element.
 
-Python's ints never overflow, so sums of ints are exact. Arrays are added up as int64 (which wraps, as numpy's do) or float64,
-whatever they came as. One counter is of numbers or of arrays of one shape: the first value decides. Max and Min refuse NaN,
-which would make the answer depend on the order; Sum and Avg become NaN.
+Sums of ints are exact. Arrays are added up as int64 or float64, whatever they came as; an array without dimensions is a number.
+What would overflow is refused and changes nothing (arithmetic.py), and so are elements that int64 cannot hold. One counter is of
+numbers or of arrays of one shape: the first value decides. Max and Min refuse NaN, which would make the answer depend on the
+order; Sum and Avg become NaN.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from prpc_engine.accumulator.aggregator import Aggregator, check_count, check_key, check_number, check_parameter
+from prpc_engine.accumulator.arithmetic import add, add_counts, check_comparable, check_whole, total_of
 from prpc_engine.errors import BadArguments
 
 KEYS_MAX = 65536  # of one keyed average: some 10 MB, and a message of 2 MB
-NUMBER: tuple[int, ...] = ()  # the shape of a number
+Key = str | int | bytes
+INT64_MAX = (1 << 63) - 1
 
 
 class Elementwise(Aggregator):
@@ -35,13 +38,13 @@ class Elementwise(Aggregator):
         return other
 
     def check(self, value: Any) -> Any:
-        if (type(value) is float or type(value) is int) and not self.shape and (value == value or not self.refuses_nan):
-            return value  # the usual case, without a further call
+        if type(value) is float and not self.shape and (value == value or not self.refuses_nan):
+            return value  # the usual case, without a further call; ints are `plain`
         whose = f"a {self.kind} counter"
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and value.ndim:
             value = self._checked_array(whose, value)
         else:
-            value = check_number(whose, value)
+            value = check_number(whose, value[()] if isinstance(value, np.ndarray) else value)
             if self.refuses_nan and value != value:
                 raise BadArguments(f"{whose} takes no NaN: it has no place in an order")
         self._fit(value)
@@ -52,7 +55,13 @@ class Elementwise(Aggregator):
             raise BadArguments(f"{whose} takes arrays of numbers, not of {value.dtype}")
         if self.refuses_nan and value.dtype.kind == "f" and np.isnan(value).any():
             raise BadArguments(f"{whose} takes no NaN: it has no place in an order")
-        return np.array(value, np.float64 if value.dtype.kind == "f" else np.int64)  # a copy: the caller's may change
+        if value.dtype.kind == "u" and value.size and value.max() > INT64_MAX:
+            raise BadArguments(f"{whose} takes elements up to 2**63 - 1, not {value.max()}: write floats")
+        with np.errstate(over="ignore"):
+            kept = np.array(value, np.float64 if value.dtype.kind == "f" else np.int64)  # a copy: the caller's may change
+        if value.dtype.itemsize > kept.dtype.itemsize and (np.isinf(kept) & np.isfinite(value)).any():
+            raise BadArguments(f"{whose} takes elements that float64 can hold, and one of this {value.dtype} is larger")
+        return kept
 
     def _fit(self, value: Any) -> None:
         shape = np.shape(value)
@@ -65,6 +74,13 @@ class Elementwise(Aggregator):
         """A checked number or array."""
         self.merge_values([value])
 
+    def _total(self, values: Sequence[Any]) -> Any:
+        """The sum of at least one checked value."""
+        whose = f"a {self.kind} counter"
+        if isinstance(values[0], np.ndarray):
+            return functools.reduce(functools.partial(add, whose), values)
+        return total_of(whose, values)
+
 
 class Sum(Elementwise, kind="sum"):
     """The sum; `value` is 0 before anything came."""
@@ -73,22 +89,30 @@ class Sum(Elementwise, kind="sum"):
 
     def __init__(self) -> None:
         super().__init__()
-        self.value: Any = 0
+        self._sum: Any = None
+
+    @property
+    def value(self) -> Any:
+        """A number or an array. It is never changed in place: what reads it keeps it."""
+        return 0 if self._sum is None else self._sum
 
     def merge_values(self, values: Sequence[Any]) -> None:
-        self._take(sum(values[1:], values[0]))
+        self._take(self._total(values))
 
     def _take(self, value: Any) -> None:
         self._fit(value)
+        if self._sum is None:
+            self._sum = np.array(value) if isinstance(value, np.ndarray) else value
+        else:
+            self._sum = add("a sum counter", self._sum, value)
         self.shape = np.shape(value)
-        self.value = self.value + value  # never in place: what read it before keeps it
 
     def merge_aggregator(self, other: Sum) -> None:
-        if other.shape is not None:
-            self._take(other.value)
+        if other._sum is not None:
+            self._take(other._sum)
 
     def serialize(self) -> Any:
-        return (self.shape, self.value)
+        return (None, 0) if self._sum is None else (self.shape, self._sum)
 
     def deserialize(self, state: Any) -> None:
         shape, value = state
@@ -104,22 +128,28 @@ class Max(Elementwise, kind="max"):
 
     plain = frozenset({int})
     refuses_nan = True
+    _of_numbers: Callable[..., Any] = max
+    _of_arrays: Callable[..., Any] = np.maximum
 
     def __init__(self) -> None:
         super().__init__()
         self.value: Any = None
 
     def merge_values(self, values: Sequence[Any]) -> None:
-        self._take(functools.reduce(self._better, values) if isinstance(values[0], np.ndarray) else max(values))
+        self._take(functools.reduce(self._better, values))
 
-    @staticmethod
-    def _better(one: Any, two: Any) -> Any:
-        return np.maximum(one, two) if isinstance(one, np.ndarray) else max(one, two)
+    def _better(self, one: Any, two: Any) -> Any:
+        if isinstance(one, np.ndarray):
+            check_comparable(f"a {self.kind} counter", one, two)
+            return type(self)._of_arrays(one, two)
+        return type(self)._of_numbers(one, two)
 
     def _take(self, value: Any) -> None:
         self._fit(value)
-        self.shape = np.shape(value)
+        if type(value) is int:
+            check_whole(f"a {self.kind} counter", value)
         self.value = value if self.value is None else self._better(self.value, value)
+        self.shape = np.shape(value)
 
     def merge_aggregator(self, other: Any) -> None:
         if other.value is not None:
@@ -139,12 +169,8 @@ class Max(Elementwise, kind="max"):
 class Min(Max, kind="min"):
     """The smallest value; `value` is None before anything came."""
 
-    def merge_values(self, values: Sequence[Any]) -> None:
-        self._take(functools.reduce(self._better, values) if isinstance(values[0], np.ndarray) else min(values))
-
-    @staticmethod
-    def _better(one: Any, two: Any) -> Any:
-        return np.minimum(one, two) if isinstance(one, np.ndarray) else min(one, two)
+    _of_numbers = min
+    _of_arrays = np.minimum
 
 
 class Avg(Elementwise, kind="avg"):
@@ -163,13 +189,13 @@ class Avg(Elementwise, kind="avg"):
         return self.total / self.count if self.count else None
 
     def merge_values(self, values: Sequence[Any]) -> None:
-        self._take(sum(values[1:], values[0]), len(values))
+        self._take(self._total(values), len(values))
 
     def _take(self, total: Any, count: int) -> None:
         self._fit(total)
-        self.shape = np.shape(total)
-        self.total = self.total + total
-        self.count += count
+        counted = add_counts("an avg counter", self.count, count)
+        self.total = add("an avg counter", self.total, total) if self.count else np.array(total) if np.ndim(total) else total
+        self.shape, self.count = np.shape(total), counted
 
     def merge_aggregator(self, other: Avg) -> None:
         if other.count:
@@ -196,14 +222,14 @@ class KeyedAvg(Aggregator, kind="keyed_avg"):
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
         check_parameter("KeyedAvg", "keys_max", keys_max, 1, KEYS_MAX)
         self.keys_max = keys_max
-        self.sums: dict[str | int | bytes, tuple[int | float, int]] = {}  # key -> (sum, count)
+        self.sums: dict[Key, tuple[int | float, int]] = {}  # key -> (sum, count)
         self.overflow: tuple[int | float, int] = (0, 0)
 
     def parameters(self) -> dict[str, Any]:
         return {"keys_max": self.keys_max}
 
     @property
-    def value(self) -> dict[str | int | bytes, float]:
+    def value(self) -> dict[Key, float]:
         """{key: mean}."""
         return {key: total / count for key, (total, count) in self.sums.items()}
 
@@ -213,21 +239,32 @@ class KeyedAvg(Aggregator, kind="keyed_avg"):
         return check_key("a keyed_avg counter", value[0]), check_number("a keyed_avg counter", value[1])
 
     def merge_value(self, value: tuple[str | int | bytes, int | float]) -> None:
-        self._take(value[0], value[1], 1)
+        self._take([(value[0], value[1], 1)])
 
-    def _take(self, key: str | int | bytes, total: int | float, count: int) -> None:
-        there = self.sums.get(key)
-        if there is not None:
-            self.sums[key] = (there[0] + total, there[1] + count)
-        elif len(self.sums) < self.keys_max:
-            self.sums[key] = (total, count)
-        else:
-            self.overflow = (self.overflow[0] + total, self.overflow[1] + count)
+    def merge_values(self, values: Sequence[tuple[str | int | bytes, int | float]]) -> None:
+        self._take([(key, number, 1) for key, number in values])
+
+    def _take(
+        self, more: Sequence[tuple[str | int | bytes, int | float, int]], overflow: tuple[int | float, int] = (0, 0)
+    ) -> None:
+        """All of it, or nothing."""
+        changed: dict[Key, tuple[int | float, int]] = {}
+        new, room = 0, self.keys_max - len(self.sums)
+        overflow = _both(self.overflow, overflow)
+        for key, total, count in more:
+            there = changed.get(key) or self.sums.get(key)
+            if there is not None:
+                changed[key] = _both(there, (total, count))
+            elif new < room:
+                changed[key] = _both((0, 0), (total, count))
+                new += 1
+            else:
+                overflow = _both(overflow, (total, count))
+        self.sums.update(changed)
+        self.overflow = overflow
 
     def merge_aggregator(self, other: KeyedAvg) -> None:
-        for key, (total, count) in other.sums.items():
-            self._take(key, total, count)
-        self.overflow = (self.overflow[0] + other.overflow[0], self.overflow[1] + other.overflow[1])
+        self._take([(key, total, count) for key, (total, count) in other.sums.items()], other.overflow)
 
     def serialize(self) -> Any:
         return (
@@ -240,11 +277,12 @@ class KeyedAvg(Aggregator, kind="keyed_avg"):
     def deserialize(self, state: Any) -> None:
         keys, totals, counts, (total, count) = state
         whose = "a keyed_avg counter"
+        more = []
         for key, one, number in zip(keys, totals, counts, strict=True):
             if not check_count(whose, number):
                 raise BadArguments(f"{whose}: key {key!r:.80} without a value")
-            self._take(check_key(whose, key), check_number(whose, one), number)
-        self.overflow = (self.overflow[0] + check_number(whose, total), self.overflow[1] + check_count(whose, count))
+            more.append((check_key(whose, key), check_number(whose, one), number))
+        self._take(more, (check_number(whose, total), check_count(whose, count)))
 
     def try_to_string(self) -> str | None:
         if not self.sums:
@@ -252,6 +290,11 @@ class KeyedAvg(Aggregator, kind="keyed_avg"):
         means = ", ".join(f"{_key_text(key)}: {_text(mean)}" for key, mean in self.value.items())
         more = f" (and {self.overflow[1]} values under further keys)" if self.overflow[1] else ""
         return f"{{{means}}}{more}"
+
+
+def _both(one: tuple[int | float, int], two: tuple[int | float, int]) -> tuple[int | float, int]:
+    whose = "a keyed_avg counter"
+    return total_of(whose, (one[0], two[0])), add_counts(whose, one[1], two[1])
 
 
 def _key_text(key: str | int | bytes) -> str:

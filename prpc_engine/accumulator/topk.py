@@ -16,12 +16,13 @@ import heapq
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from prpc_engine.accumulator.aggregator import Aggregator, check_count, check_key, check_parameter
+from prpc_engine.accumulator.aggregator import KEY_LENGTH_MAX, Aggregator, check_count, check_key, check_parameter
+from prpc_engine.accumulator.arithmetic import COUNT_MAX, add_counts
 from prpc_engine.errors import BadArguments
 
 CAPACITY = 1024  # a key that makes up one in a thousand is found; some 100 KB
 CAPACITY_MAX = 1 << 20
-KEY_LENGTH_MAX = 1024  # so that the table has a bound in bytes too
+WHOSE = "a topk counter"
 
 
 class Hit(NamedTuple):
@@ -46,28 +47,28 @@ class TopK(Aggregator, kind="topk"):
         return {"capacity": self.capacity}
 
     def check(self, value: Any) -> Any:
-        if type(value) is str and len(value) <= KEY_LENGTH_MAX:
+        if type(value) is str and len(value) <= KEY_LENGTH_MAX and value.isascii():
             return value, 1  # the usual case, without a further call
         key, count = value if isinstance(value, tuple) and len(value) == 2 else (value, 1)
-        key = _checked_key(key)
-        if type(count) is not int or not 1 <= count < 1 << 63:
-            raise BadArguments(f"a topk counter takes whole numbers from 1 on as counts, not {count!r:.80}")
+        key = check_key(WHOSE, key)
+        if type(count) is not int or not 1 <= count <= COUNT_MAX:
+            raise BadArguments(f"{WHOSE} takes whole numbers from 1 on as counts, not {count!r:.80}")
         return key, count
 
     def merge_value(self, value: tuple[str | int | bytes, int]) -> None:
         self.merge_values([value])
 
     def merge_values(self, values: Sequence[tuple[str | int | bytes, int]]) -> None:
+        self.total = add_counts(WHOSE, self.total, sum(count for _, count in values))  # no count is larger than the total
         counts = self.counts
         for key, count in values:
             counts[key] = counts.get(key, 0) + count
-            self.total += count
         self._shrink()
 
     def merge_aggregator(self, other: TopK) -> None:
+        self.total = add_counts(WHOSE, self.total, other.total)
         for key, count in other.counts.items():
             self.counts[key] = self.counts.get(key, 0) + count
-        self.total += other.total
         self.error_bound += other.error_bound
         self._shrink()
 
@@ -87,26 +88,17 @@ class TopK(Aggregator, kind="topk"):
         return (list(self.counts), list(self.counts.values()), self.total, self.error_bound)
 
     def deserialize(self, state: Any) -> None:
-        whose = "a topk counter"
         keys, counts, total, error_bound = state
         if len(keys) > self.capacity:
-            raise BadArguments(f"{whose} of capacity {self.capacity}: a state with {len(keys)} keys")
-        kept = {_checked_key(key): check_count(whose, count) for key, count in zip(keys, counts, strict=True)}
-        if len(kept) < len(keys) or 0 in kept.values() or sum(kept.values()) > check_count(whose, total):
-            raise BadArguments(f"{whose}: a state with keys that come twice, or with impossible counts")
-        self.counts, self.total, self.error_bound = kept, total, check_count(whose, error_bound)
+            raise BadArguments(f"{WHOSE} of capacity {self.capacity}: a state with {len(keys)} keys")
+        kept = {check_key(WHOSE, key): check_count(WHOSE, count) for key, count in zip(keys, counts, strict=True)}
+        taken_off = check_count(WHOSE, total) - sum(kept.values())
+        if len(kept) < len(keys) or 0 in kept.values() or taken_off < check_count(WHOSE, error_bound) * (self.capacity + 1):
+            raise BadArguments(f"{WHOSE}: a state with keys that come twice, or with impossible counts")
+        self.counts, self.total, self.error_bound = kept, total, error_bound
 
     def try_to_string(self) -> str | None:
         if not self.counts:
             return None
         hits = ", ".join(f"{hit.key!s}: {hit.count_min}" for hit in self.top(10))
         return f"{hits} (each at most {self.error_bound} more)" if self.error_bound else hits
-
-
-def _checked_key(value: Any) -> str | int | bytes:
-    key = check_key("a topk counter", value)
-    if not isinstance(key, int) and len(key) > KEY_LENGTH_MAX:
-        raise BadArguments(
-            f"a topk counter takes keys of at most {KEY_LENGTH_MAX} characters, not {len(key)}: count a hash of it"
-        )
-    return key
