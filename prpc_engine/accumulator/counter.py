@@ -14,6 +14,7 @@ Nothing here reads a clock or sends: `wake` tells the client that a counter is f
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -23,6 +24,8 @@ from typing import Any
 
 from prpc_engine.accumulator.aggregator import Aggregator, describe
 from prpc_engine.errors import BadArguments, ConfigError
+
+logger = logging.getLogger("prpc")
 
 FLUSH_COUNT = 1024
 FLUSH_COUNT_MAX = 1 << 40
@@ -48,6 +51,7 @@ class Counter:
         self.full = False
         self.refusal: str | None = None  # why the server does not take it; None once it does
         self.dropped = 0  # values that could not be merged here
+        self._loss: str | None = None  # what its writers are to be told of those, once
         self._aggregate = aggregator.fresh()
         self._unsent = 0  # values in it
         self._plain = aggregator.plain
@@ -58,7 +62,11 @@ class Counter:
         self._wake = wake
 
     def write(self, value: Any) -> None:
-        """Count one value. Raises BadArguments for a value that does not fit, and when the server has refused this counter."""
+        """Count one value.
+
+        Raises BadArguments for a value that does not fit, when values of the batch that this one completes would overflow (those
+        are not counted, the others are), and when the server has refused this counter.
+        """
         if type(value) not in self._plain:
             value = self._aggregate.check(value)
             if self._aggregate.holds_at_once(value):
@@ -80,10 +88,7 @@ class Counter:
         with self._lock:
             self.full = False
             self.due_s = now_s + self.flush_s
-            try:
-                self._merge_waiting()
-            except BadArguments as error:
-                self.refusal = str(error)  # its writers are told at their next batch
+            self._merge_waiting()
             if not self._unsent:
                 return None
             taken = self._aggregate, self._unsent
@@ -141,19 +146,48 @@ class Counter:
         if count:
             batch = values[:count]
             del values[:count]
-            self._merge(self._aggregate.merge_values, batch, count)
+            self._merge(batch)
         while self._large:
-            self._merge(self._aggregate.merge_value, self._large.popleft(), 1)
+            self._merge([self._large.popleft()])
 
-    def _merge(self, merge: Callable[[Any], None], values: Any, count: int) -> None:
-        try:
-            merge(values)
-        except Exception as error:  # an aggregator may be anybody's: what it raises must not look as if nothing was lost
-            self.dropped += count
-            raise BadArguments(f"counter {self.name!r} dropped {count} values: {type(error).__name__}: {error}") from error
-        self._unsent += count
+    def _merge(self, values: list[Any]) -> None:
+        """Take all values but those that cannot be merged: they are counted as dropped, and its writers are told."""
+        aggregate = self._aggregate
+        if type(aggregate).merge_values is not Aggregator.merge_values:  # which takes one after the other, as below
+            try:
+                aggregate.merge_values(values)
+                self._unsent += len(values)
+                return
+            except BadArguments:
+                pass  # and took none: below we find out which they are
+            except Exception as error:  # an aggregator may be anybody's: what it raises must not look as if nothing was lost
+                self.lose(len(values), error)
+                return
+        lost, why = 0, None
+        for value in values:
+            try:
+                aggregate.merge_value(value)
+                self._unsent += 1
+            except Exception as error:
+                lost, why = lost + 1, error
+        if why is not None:
+            self.lose(lost, why)
+
+    def lose(self, writes: int, error: Exception) -> None:
+        """So many values cannot be merged in this process."""
+        self.dropped += writes
+        self._loss = f"counter {self.name!r} dropped {writes} values: {type(error).__name__}: {error}"
+        logger.warning("%s", self._loss)
+
+    def take_loss(self) -> str | None:
+        """What was lost since this was last asked, or told to a writer."""
+        loss, self._loss = self._loss, None
+        return loss
 
     def _check_refusal(self) -> None:
+        loss = self.take_loss()
+        if loss is not None:
+            raise BadArguments(loss)
         refusal = self.refusal  # once: the server may take it again meanwhile
         if refusal is not None:
             raise BadArguments(f"counter {self.name!r} is refused, and what is written to it is lost: {refusal}")

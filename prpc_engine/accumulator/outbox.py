@@ -63,8 +63,7 @@ class Outbox:
         try:
             entry.aggregate.merge_aggregator(aggregate)
         except Exception as error:  # an aggregator may be anybody's; the sender must survive it
-            counter.refusal = f"{type(error).__name__}: {error}"
-            self.dropped += writes
+            counter.lose(writes, error)
         else:
             entry.writes += writes
 

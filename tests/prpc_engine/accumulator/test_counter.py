@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import Any
 
@@ -235,6 +236,30 @@ def test_what_an_aggregator_fails_to_merge_is_told_and_counted() -> None:
     with pytest.raises(BadArguments, match="'test' dropped 3 values: ZeroDivisionError: no"):
         accumulator.write(1)
     assert counter.dropped == 3
+
+
+def test_of_a_batch_only_the_values_that_would_overflow_are_dropped_and_its_writers_are_told_once() -> None:
+    huge = sys.float_info.max / 1.5
+    _, accumulator, counter = make(Sum, flush_count=4)
+    accumulator.write(1.0)
+    accumulator.write(huge)
+    accumulator.write(huge)
+    with pytest.raises(BadArguments, match="'test' dropped 1 values: BadArguments: a sum counter would overflow"):
+        accumulator.write(3.0)
+    found = counter.take(0.0)
+    assert found is not None
+    assert (found[0].value, found[1], counter.dropped) == (huge, 3, 1)  # type: ignore[attr-defined]
+    accumulator.flush()
+
+
+def test_values_that_overflow_in_the_sender_are_told_at_the_next_batch_although_the_server_takes_the_others() -> None:
+    _, accumulator, counter = make(TopK)
+    accumulator.write(("a", 2**62))
+    accumulator.write(("a", 2**62))
+    assert counter.take(0.0) is not None
+    counter.refusal = None  # the server has taken what was left
+    with pytest.raises(BadArguments, match=r"'test' dropped 1 values: .* would overflow"):
+        accumulator.flush()
 
 
 def test_a_name_has_one_kind_in_a_process() -> None:
