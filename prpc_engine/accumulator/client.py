@@ -18,16 +18,19 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.accumulator import snapshot_file
 from prpc_engine.accumulator.aggregator import Aggregator, restored
 from prpc_engine.accumulator.counter import Counter, CounterSet, check_name, default_counters
 from prpc_engine.accumulator.outbox import Batch, Outbox
 from prpc_engine.accumulator.window import UNKNOWN
+from prpc_engine.call import Call
+from prpc_engine.client import RpcClient
 from prpc_engine.service import RpcService
 from shard import ShardError
 
@@ -39,8 +42,10 @@ SERVERS_MAX = 1024
 PUSH_TIMEOUT_S = 5.0  # a server that takes longer to merge a few hundred aggregates is in trouble
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 2.0
 CLOSE_TIMEOUT_S = 5.0  # at close(), for servers that do not answer
+MIN_ASK_S = 1.0  # when waiting for values took all the time: those who live answer at once
 IDLE_S_MAX = 3600.0  # without counters there is nothing to wake for
 
+NOT_RUN = (errors.NotSent, errors.UnknownService, errors.MaybeExecuted)  # or may run twice: ask again
 Failure = (errors.RpcError, ShardError)  # what a call may end with
 
 
@@ -57,6 +62,34 @@ class AccumulatorStatistics:
     restarts: int = 0  # servers that were found to have begun anew
     pushes_lost: int = 0  # that a server had acknowledged and, restarted, knew no more
     failure: str | None = None  # the last one, None when all servers answered their last push
+
+
+def ask_all(
+    client: RpcClient, server_ids: Iterable[int], method: str, args: Sequence[Any], timeout_s: float
+) -> tuple[dict[int, Any], dict[int, Exception]]:
+    """Call all of these servers at once: the answers, and the failures, by server id."""
+    calls: dict[int, Call] = {}
+    answers: dict[int, Any] = {}
+    failed: dict[int, Exception] = {}
+    for server_id in server_ids:
+        try:
+            calls[server_id] = client.submit_to(server_id, method, *args, timeout_s=timeout_s)
+        except Failure as error:
+            failed[server_id] = error
+    for server_id, call in calls.items():
+        try:
+            answers[server_id] = call.result()
+        except Failure as error:
+            failed[server_id] = error
+    return answers, failed
+
+
+class Snapshot(dict[str, Aggregator]):
+    """{name: aggregator}, sorted by name. `missing`: what could not be had, and why; empty when it is whole."""
+
+    def __init__(self, counters: Iterable[tuple[str, Aggregator]], missing: dict[str, str]) -> None:
+        super().__init__(counters)
+        self.missing = missing
 
 
 @dataclass
@@ -160,28 +193,51 @@ class AccumulatorClient:
         for counter in self.counters.all():
             counter.refusal = None
 
-    def snapshot(self, timeout_s: float = TIMEOUT_S) -> dict[str, Aggregator]:
-        """Every counter of every server by name.
+    def snapshot(self, timeout_s: float = TIMEOUT_S) -> Snapshot:
+        """Every counter of every server by name, and in `.missing` what could not be had.
 
         What this process wrote before is in it, and what others had acknowledged before. A push of any process to a server is in
         it whole or not at all; between two servers, or the counters on them, there is no common moment.
+
+        A server that does not answer, or a counter that cannot be told, takes nothing from the others: `.missing` names it, and a
+        warning of the log does. Half of `timeout_s` is for values of this process to be acknowledged. Raises Closed.
         """
-        self._drain(timeout_s)
+        missing: dict[str, str] = {}
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._drain(timeout_s / 2)
+        except errors.DeadlineExceeded as error:
+            missing["values of this process"] = str(error)
+        answers, failed = self._ask_all("fetch", "read_all", deadline_s=deadline_s)
+        missing |= {f"server {server_id} of {self._name!r}": str(error) for server_id, error in failed.items()}
         found: dict[str, Aggregator] = {}
-        for server in self._servers:
-            for name, kind, parameters, state in self._ask(server, "read_all", timeout_s=timeout_s):
-                found[name] = restored(kind, parameters, state)
-        return dict(sorted(found.items()))
+        for packed in answers:
+            states, untold = snapshot_file.unpacked(packed)
+            missing |= {f"counter {name!r}": reason for name, reason in untold.items()}
+            for name, kind, parameters, state in states:
+                try:
+                    found[name] = restored(kind, parameters, state)
+                except Exception as error:  # an aggregator may be anybody's, and unknown here
+                    missing[f"counter {name!r}"] = f"{type(error).__name__}: {error}"
+        if missing:
+            logger.warning(
+                "the snapshot of %r lacks %s", self._name, "; ".join(f"{what}: {why}" for what, why in missing.items())
+            )
+        return Snapshot(sorted(found.items()), missing=missing)
 
     def wait_empty(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until everything written in this process before is acknowledged: merged at its server, or refused.
 
         Not in a handler, which would keep the very reactor waiting that brings the answer.
 
-        Raises DeadlineExceeded with what is missing, BadArguments when a server refuses a counter of ours, Closed.
+        Raises DeadlineExceeded with what is missing, BadArguments when values could not be merged or a server refuses a
+        counter of ours, Closed.
         """
         self._drain(timeout_s)
+        lost = [loss for one in self.counters.all() if (loss := one.take_loss()) is not None]
         refused = [f"{one.name!r}: {refusal}" for one in self.counters.all() if (refusal := one.refusal) is not None]
+        if lost:
+            raise errors.BadArguments("; ".join([*lost, *refused]))
         if refused:
             raise errors.BadArguments(
                 f"{len(refused)} counters are refused, and what is written to them is lost: {'; '.join(refused)}"
@@ -235,11 +291,29 @@ class AccumulatorClient:
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
                 return self._client.call_to(server.server_id, method, *args, timeout_s=left_s)
-            except (errors.NotSent, errors.UnknownService, errors.MaybeExecuted):
+            except NOT_RUN:
                 if time.monotonic() + RETRY_S_MIN >= deadline_s:
                     raise
                 time.sleep(RETRY_S_MIN)
                 self._look_up()
+
+    def _ask_all(self, method: str, *args: Any, deadline_s: float) -> tuple[list[Any], dict[int, Exception]]:
+        """Call all servers at once, and those again for which it cannot have run, until the deadline: answers, and failures."""
+        answers: list[Any] = []
+        failed: dict[int, Exception] = {}
+        left = [server.server_id for server in self._servers]
+        while left:
+            self._check_open()
+            done, errors_now = ask_all(self._client, left, method, args, max(MIN_ASK_S, deadline_s - time.monotonic()))
+            answers += done.values()
+            failed = {server_id: error for server_id, error in failed.items() if server_id not in done} | errors_now
+            left = [one for one, error in errors_now.items() if isinstance(error, NOT_RUN)]
+            if left and time.monotonic() + RETRY_S_MIN >= deadline_s:
+                break
+            if left:
+                time.sleep(RETRY_S_MIN)
+                self._look_up()
+        return answers, failed
 
     def _look_up(self) -> None:
         """Ask the master anew who serves: a restarted server has another address, and its old id."""

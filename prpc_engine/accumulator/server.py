@@ -6,24 +6,26 @@ merged before it is answered.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import json
 import logging
+import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from prpc_engine.accumulator import snapshot_file
-from prpc_engine.accumulator.aggregator import Aggregator, describe, restored
-from prpc_engine.accumulator.client import SERVICE_NAME
+from prpc_engine.accumulator import snapshot_file, termination
+from prpc_engine.accumulator.aggregator import Aggregator, check_count, describe, restored
+from prpc_engine.accumulator.client import SERVICE_NAME, ask_all
 from prpc_engine.accumulator.counter import NAMES_MAX, check_name
 from prpc_engine.accumulator.window import APPLY, DUPLICATE, Window
 from prpc_engine.client import RpcClient
-from prpc_engine.errors import Closed, ConfigError, RpcError
+from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, RpcError
 from prpc_engine.service import RpcService
 from shard import ShardError, this_shard
 
@@ -31,6 +33,11 @@ logger = logging.getLogger("prpc")
 
 SNAPSHOT_S = 30.0  # what a crash may cost
 SNAPSHOT_S_MIN, SNAPSHOT_S_MAX = 0.01, 86400.0
+ASK_TRIES = 2  # the second one after asking the master anew who serves
+ASK_TIMEOUT_S = 10.0  # for a shard: what a snapshot of a few GB takes
+CLOSE_TIMEOUT_S = 60.0  # for a close() that another thread began: a few tries, and a file of a few GB
+REASON_LENGTH_MAX = 1024  # characters of why something was refused
+FETCHED = ("read_all", "snapshot", "retire")
 JSON_ROOT = "PicoAccumulator"  # readers of pRPC's output expect it
 CounterState = tuple[str, str, dict[str, Any], Any]  # name, kind, parameters, state
 
@@ -63,22 +70,25 @@ class AccumulatorShard:
         """
         if self._retired:
             raise Closed("this server is being closed, and its counters are saved: push to the one that comes after it")
+        for number in (identity, incarnation, sequence):
+            check_count("a push", number)  # what the window could not give back later
         client = (identity, incarnation)
         verdict = self._window.judge(client, sequence, maybe_applied, epoch == self._epoch)
         refused: dict[int, str] = {}
         if verdict.action == APPLY:
             for position, entry in enumerate(entries):
-                reason = self._merge(*entry)
+                reason = self._merge(entry)
                 if reason is not None:
-                    refused[position] = reason
+                    refused[position] = reason[:REASON_LENGTH_MAX]
             self._window.record(client, sequence, refused)
         elif verdict.action == DUPLICATE:
             refused = self._window.refused(client, sequence)
         return verdict.action, self._epoch, verdict.lost, refused
 
-    def _merge(self, name: str, kind: str, parameters: dict[str, Any], state: Any) -> str | None:
+    def _merge(self, entry: CounterState) -> str | None:
         """Why it was not merged, None when it was."""
         try:
+            name, kind, parameters, state = entry
             check_name(name)
             more = restored(kind, parameters, state)
             there = self._counters.get(name)
@@ -99,13 +109,40 @@ class AccumulatorShard:
         found = self._counters.get(name)
         return None if found is None else (found.kind, found.parameters(), found.serialize())
 
-    def read_all(self) -> list[CounterState]:
-        """Every counter at this moment."""
-        return [(name, one.kind, one.parameters(), one.serialize()) for name, one in self._counters.items()]
+    def read_all(self) -> tuple[list[CounterState], dict[str, str]]:
+        """Every counter at this moment; and of those that cannot be told (somebody's own aggregator may fail), {name: why}."""
+        found: list[CounterState] = []
+        failed: dict[str, str] = {}
+        for name, one in self._counters.items():
+            try:
+                found.append((name, one.kind, one.parameters(), one.serialize()))
+            except Exception as error:
+                failed[name] = _reason(error)
+        try:
+            snapshot_file.packed(found)
+        except Exception:  # one of them is nothing that a message can hold: which?
+            found, candidates = [], found
+            for state in candidates:
+                try:
+                    snapshot_file.packed(state)
+                    found.append(state)
+                except Exception as error:
+                    failed[state[0]] = _reason(error)
+        return found, failed
 
     def output_info(self) -> dict[str, str]:
         """{name: text}."""
-        return {name: str(one) for name, one in self._counters.items()}
+        return {name: _text(one) for name, one in self._counters.items()}
+
+    def ready(self) -> bool:
+        """Whatever was pushed before this was asked is merged."""
+        return True
+
+    def fetch(self, what: str) -> Any:
+        """The answer of "read_all", "snapshot" or "retire", packed: it may have more arrays than a message."""
+        if what not in FETCHED:
+            raise BadArguments(f"fetch({what!r:.80}): allowed are {', '.join(FETCHED)}")
+        return snapshot_file.packed(getattr(self, what)())
 
     def reset(self, names: Sequence[str]) -> int:
         """Begin those counters anew; how many there were."""
@@ -125,13 +162,25 @@ class AccumulatorShard:
         return count
 
     def snapshot(self) -> dict[str, Any]:
-        """What a later AccumulatorShard(state) goes on from: the counters, and which pushes are in them."""
-        return {"counters": self.read_all(), "window": self._window.serialize()}
+        """What a later AccumulatorShard(state) goes on from: the counters, and which pushes are in them; and what is missing."""
+        counters, failed = self.read_all()
+        return {"counters": counters, "window": self._window.serialize(), "failed": failed}
 
     def retire(self) -> dict[str, Any]:
         """The last snapshot(): no push is taken after it, so it lacks nothing that a client was told is merged."""
         self._retired = True
         return self.snapshot()
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
+
+
+def _text(one: Aggregator) -> str:
+    try:
+        return str(one)
+    except Exception as error:  # somebody's own aggregator: the others are told all the same
+        return f"cannot be told: {_reason(error)}"
 
 
 class AccumulatorServer:
@@ -140,12 +189,20 @@ class AccumulatorServer:
     service        an open RpcService; close() this before it
     server_id      which server of that name this is, or the first of them; -1: the smallest free. Clients find a restarted server
                    by this number, so give it where several servers may be restarted at the same time
-    snapshot_path  a file to go on from when it is there, saved every `snapshot_s` seconds and at close(); None: memory only
+    snapshot_path  a file to go on from when it is there, saved every `snapshot_s` seconds and at close(); None: memory only.
+                   It is this server's alone: another one that is given it is refused, as long as this one lives
     aggregators    classes of your own, for shards to know them: they import the modules that define them
 
     After a crash the counters are those of the last snapshot: what clients were told is merged since then is lost, and each
     is told how many of its pushes that were. What they had not been told is sent again, and counts once.
-    Raises ConfigError for a snapshot that cannot be read, or was made by another number of servers.
+
+    With a snapshot_path, the end of the interpreter closes a server that nobody closed. So does SIGTERM, where the program
+    leaves that signal as it was (SIG_DFL) and makes the server in its main thread: the server stops taking pushes and saves, then
+    the process dies of the signal as it would have. A program with a handler of its own calls close() there or after it. Shards
+    are processes: a supervisor should signal the main process alone (systemd: KillMode=mixed), which ends them.
+
+    Raises ConfigError for a snapshot that cannot be read, that another server saved, that was made by another number of servers,
+    or whose path is in use.
     """
 
     def __init__(
@@ -161,22 +218,34 @@ class AccumulatorServer:
             raise ConfigError(f"snapshot_s={snapshot_s!r}: {SNAPSHOT_S_MIN} to {SNAPSHOT_S_MAX} seconds are allowed")
         self._service, self.name = service, name
         self._path = None if snapshot_path is None else Path(snapshot_path)
-        states = self._saved_states(max(1, service.shards))
-        if service.shards:
-            factory = functools.partial(_in_shard, self._path, tuple(aggregators))
-            self.server = service.create_server(name, factory, server_id, sharded=True)
-        else:
-            self.server = service.create_server(name, AccumulatorShard(states[0]), server_id)
+        self._lock = None if self._path is None else snapshot_file.Lock(self._path)
+        try:
+            self._states = self._saved_states(max(1, service.shards), server_id)
+            if server_id < 0 and self._states[0] is not None:
+                server_id = self._states[0].get("server_id", server_id)  # its counters are those that clients look for there
+            if service.shards:
+                factory = functools.partial(_in_shard, self._path, tuple(aggregators))
+                self.server = service.create_server(name, factory, server_id, sharded=True)
+            else:
+                self.server = service.create_server(name, AccumulatorShard(self._states[0]), server_id)
+        except BaseException:
+            if self._lock is not None:
+                self._lock.close()
+            raise
         self._client: RpcClient | None = None
         self._stop = threading.Event()
+        self._closed = threading.Event()
         self._closings = itertools.count()  # calls of close(): the first one counts
         self._saving = threading.Lock()
         self._thread = threading.Thread(target=self._save_again_and_again, args=(snapshot_s,), name="prpc-accumulator-snapshot")
-        self._thread.daemon = True  # who forgets close() loses what came since the last snapshot, and still ends
+        self._thread.daemon = True
+        self._pid = os.getpid()
         if self._path is not None:
             self._thread.start()
+            atexit.register(self.close)
+            termination.close_at_sigterm(self)
 
-    def _saved_states(self, servers: int) -> list[dict[str, Any] | None]:
+    def _saved_states(self, servers: int, server_id: int) -> list[dict[str, Any] | None]:
         """Also read where shards read it themselves: so a bad one is an error here, before anything is served."""
         if self._path is None or not self._path.exists():
             return [None] * servers
@@ -186,61 +255,125 @@ class AccumulatorServer:
                 f"{self._path} was saved by {len(states)} servers, and here are {servers}: names are spread over them "
                 "differently; start as many shards as before"
             )
-        for state in states:
-            AccumulatorShard(state)  # refuses what it does not understand
+        for at, state in enumerate(states):
+            saved_name, saved_id = state.get("name", self.name), state.get("server_id", -1)
+            if saved_name != self.name or (server_id >= 0 and saved_id >= 0 and saved_id != server_id + at):
+                raise ConfigError(
+                    f"{self._path} was saved by server {saved_id} of {saved_name!r}, and this is server {server_id + at} of "
+                    f"{self.name!r}: clients look for other counters here; give it a path of its own"
+                )
+            try:
+                AccumulatorShard(state)  # refuses what it does not understand
+            except (BadArguments, KeyError, TypeError, ValueError) as error:
+                raise ConfigError(f"{self._path} holds what this program cannot go on from: {error}") from error
         return list(states)
 
-    def _ask_all(self, method: str) -> list[Any]:
-        if self._client is None:
-            self._client = self._service.create_client(self.name, 0)
-        return [self._client.call_to(server_id, method) for server_id in self.server.server_ids]
+    def _ask_all(self, method: str, *args: Any) -> tuple[dict[int, Any], dict[int, str]]:
+        """The answers of all servers by their ids; and of those that gave none, why not."""
+        answers: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        for _ in range(ASK_TRIES):
+            if self._client is None:
+                self._client = self._service.create_client(self.name, 0)
+            client = self._client
+            asked = [server_id for server_id in self.server.server_ids if server_id not in answers]
+            done, errors = ask_all(client, asked, method, args, ASK_TIMEOUT_S)
+            answers |= done
+            failed = {server_id: _reason(error) for server_id, error in errors.items()}
+            if not failed:
+                break
+            client.close()
+            self._client = None  # a shard that was started again has another address: look it up
+        return answers, failed
 
     def wait_empty(self) -> None:
-        """Return when every push that arrived before is merged: pushes wait nowhere but in the reactor's own turn."""
-        self._ask_all("output_info")
+        """Return when every push that arrived before is merged: pushes wait nowhere but in the reactor's own turn.
+
+        Raises NoServer with the shards that do not answer."""
+        _, failed = self._ask_all("ready")
+        if failed:
+            raise NoServer(f"{self._who(failed)} did not answer")
 
     def generate_output_info(self) -> dict[str, str]:
-        """{name: text} of all counters here, sorted by name."""
-        return dict(sorted((name, text) for info in self._ask_all("output_info") for name, text in info.items()))
+        """{name: text} of all counters here, sorted by name. A shard that does not answer is named in a warning of the log."""
+        answers, failed = self._ask_all("output_info")
+        if failed:
+            logger.warning("the counters of %s are not told", self._who(failed))
+        return dict(sorted((name, text) for info in answers.values() for name, text in info.items()))
+
+    def _who(self, failed: Mapping[int, str]) -> str:
+        return f"accumulator servers of {self.name!r}: " + "; ".join(f"{one}: {why}" for one, why in sorted(failed.items()))
 
     def generate_json_str(self, pretty: bool = True) -> str:
         """generate_output_info() as JSON, under "PicoAccumulator"."""
         return json.dumps({JSON_ROOT: self.generate_output_info()}, indent=4 if pretty else None, ensure_ascii=False)
 
-    def save(self, path: str | Path | None = None) -> None:
+    def save(self, path: str | Path | None = None) -> dict[str, str]:
         """Save a snapshot, in `path` or where all go: whole, or not at all. Raises OSError.
 
-        With shards, each of them is saved at a moment of its own.
+        With shards, each of them is saved at a moment of its own. What cannot be saved is the answer, {what: why}, and in a
+        warning of the log: a shard that does not answer (the file goes on holding what was saved of it before), or a counter of
+        an aggregator that cannot say its state. All others are saved.
         """
         where = self._path if path is None else Path(path)
         if where is None:
             raise ConfigError("save() without snapshot_path needs a path")
-        self._save(where, "snapshot")
+        return self._save(where, "snapshot")
 
-    def _save(self, where: Path, method: str) -> None:
+    def _save(self, where: Path, method: str) -> dict[str, str]:
         with self._saving:
-            snapshot_file.save(where, self._ask_all(method))
+            answers, failed = self._ask_all("fetch", method)
+            missing = {f"server {one} of {self.name!r}": why for one, why in failed.items()}
+            for at, server_id in enumerate(self.server.server_ids):
+                if server_id in answers:
+                    state = snapshot_file.unpacked(answers[server_id])
+                    missing |= {f"counter {name!r}": why for name, why in state.pop("failed").items()}
+                    self._states[at] = {**state, "name": self.name, "server_id": server_id}
+            snapshot_file.save(where, [state or self._empty(at) for at, state in enumerate(self._states)])
+        if missing:
+            text = "; ".join(f"{what}: {why}" for what, why in missing.items())
+            logger.warning("the snapshot in %s lacks what is new of %s", where, text)
+        return missing
+
+    def _empty(self, at: int) -> dict[str, Any]:
+        """Of a shard that has never answered."""
+        return {"counters": [], "window": [], "name": self.name, "server_id": self.server.server_ids[at]}
 
     def _save_again_and_again(self, every_s: float) -> None:
         while not self._stop.wait(every_s):
             try:
                 self.save()
-            except (OSError, RpcError, ShardError):
+            except (OSError, RpcError, ShardError, ValueError):
                 logger.exception("no snapshot was saved in %s; the one before is still there", self._path)
 
     def close(self) -> None:
-        """Save a last snapshot, and serve no more. A second close does nothing."""
-        if next(self._closings):
+        """Save a last snapshot, and serve no more. A second close does nothing, and neither does one in a fork."""
+        if self._pid != os.getpid() or next(self._closings):
             return
         self._stop.set()
+        atexit.unregister(self.close)
+        try:
+            self._save_and_close()
+        finally:
+            self._closed.set()
+
+    def _save_and_close(self) -> None:
         try:
             if self._path is not None:
                 self._thread.join()
                 self._save(self._path, "retire")
         finally:
-            self.server.close()
-            if self._client is not None:
-                self._client.close()
+            try:
+                self.server.close()
+                if self._client is not None:
+                    self._client.close()
+            finally:
+                if self._lock is not None:
+                    self._lock.close()
+
+    def wait_closed(self) -> None:
+        """Return when close(), called by another thread, is over."""
+        self._closed.wait(CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> AccumulatorServer:
         return self

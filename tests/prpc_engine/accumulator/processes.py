@@ -3,6 +3,8 @@
 python -m tests.prpc_engine.accumulator.processes COMMAND
 
 server MASTER [SNAPSHOT]    serves until its standard input ends
+server-without-end MASTER SNAPSHOT    as server, and closes nothing then; saves at its end alone
+server-in-main MASTER SNAPSHOT        as server-without-end, and its main thread serves until it is killed
 writer MASTER RANK          writes (i + 1) * (RANK + 1) for i < WRITES, and ends
 careless MASTER             writes once, and ends without closing anything
 """
@@ -42,6 +44,27 @@ def serve(master: str, snapshot: str | None = None) -> None:
         sys.stdin.read()
 
 
+def serve_without_end(master: str, snapshot: str) -> None:
+    """What a server runs that ends as it happens to."""
+    from prpc_engine import RpcService
+    from prpc_engine.accumulator import AccumulatorServer
+
+    AccumulatorServer(RpcService(master=master), snapshot_path=snapshot, snapshot_s=NEVER_S)
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+def serve_in_main(master: str, snapshot: str) -> None:
+    """What a server runs that ends by a signal."""
+    from prpc_engine import RpcService
+    from prpc_engine.accumulator import AccumulatorServer
+
+    service = RpcService(master=master)
+    AccumulatorServer(service, snapshot_path=snapshot, snapshot_s=NEVER_S)
+    print("ready", flush=True)
+    service.serve_forever()
+
+
 def write(master: str, rank: str) -> None:
     """What a writer runs."""
     from prpc_engine import RpcService
@@ -68,5 +91,13 @@ def write_and_leave(master: str) -> None:
     Accumulator("sum", Sum, flush_count=0, flush_s=3600).write(7)
 
 
+COMMANDS = {
+    "server": serve,
+    "server-without-end": serve_without_end,
+    "server-in-main": serve_in_main,
+    "writer": write,
+    "careless": write_and_leave,
+}
+
 if __name__ == "__main__":
-    {"server": serve, "writer": write, "careless": write_and_leave}[sys.argv[1]](*sys.argv[2:])
+    COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -29,6 +29,7 @@ from prpc_engine.accumulator import (
     Sum,
     Timer,
     TopK,
+    snapshot_file,
 )
 from prpc_engine.accumulator.client import SERVICE_NAME
 from prpc_engine.errors import BadArguments, ConfigError, Rejected
@@ -255,6 +256,49 @@ def test_an_aggregator_that_raises_in_the_sender_does_not_end_it(world: World) -
     with pytest.raises(BadArguments, match="'bad'"):
         world.client.wait_empty()
     assert world.server.generate_output_info() == {"good": "1"}
+
+
+class Dumb(Unsendable, kind="dumb"):
+    """One that the server can merge, and not tell."""
+
+    def serialize(self) -> Any:
+        return self.value if self.value == "first" else threading.Lock()
+
+    def try_to_string(self) -> str:
+        raise ZeroDivisionError("no text")
+
+
+def test_a_counter_that_cannot_be_told_takes_nothing_from_the_others(world: World, tmp_path: Path) -> None:
+    world.accumulator("good").write(1)
+    world.accumulator("bad", Dumb).write("first")
+    world.client.wait_empty()
+    world.service.create_client(SERVICE_NAME).call("push", 1, 1, 1, False, 0, [("bad", "dumb", {}, "second")])
+    found = world.client.snapshot()
+    assert [(name, str(one)) for name, one in found.items()] == [("good", "1")]
+    assert list(found.missing) == ["counter 'bad'"]
+    assert world.server.generate_output_info() == {"good": "1", "bad": "cannot be told: ZeroDivisionError: no text"}
+    world.server.wait_empty()
+    assert list(world.server.save(tmp_path / "snapshot")) == ["counter 'bad'"]
+    assert [state[0] for state in snapshot_file.load(tmp_path / "snapshot")[0]["counters"]] == ["good"]
+
+
+def test_more_arrays_than_a_message_may_have_are_told_and_saved(world: World, tmp_path: Path) -> None:
+    for number in range(1100):
+        world.accumulator(f"counter {number}", Histogram).write(1.5)
+    found = world.client.snapshot()
+    assert (len(found), found.missing) == (1100, {})
+    assert world.server.save(tmp_path / "snapshot") == {}
+    assert len(snapshot_file.load(tmp_path / "snapshot")[0]["counters"]) == 1100
+
+
+def test_a_push_with_a_number_that_no_snapshot_could_hold_is_refused() -> None:
+    with pytest.raises(BadArguments, match=r"a push: .* is no count"):
+        AccumulatorShard().push(1, 1, 1 << 70, False, 0, [])
+
+
+def test_an_entry_that_is_none_is_refused_by_its_position() -> None:
+    entries: list[Any] = [("good", "sum", {}, ((), 1)), ("bad",), 7]
+    assert sorted(AccumulatorShard().push(1, 1, 1, False, 0, entries)[3]) == [1, 2]
 
 
 def test_a_push_of_nonsense_is_answered_entry_by_entry(world: World) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from prpc_engine import Master, RpcService
@@ -259,3 +263,99 @@ def test_a_damaged_snapshot_is_refused_by_name(tmp_path: Path) -> None:
         snapshot_file.save(path, [AccumulatorShard().snapshot()] * 2)
         with pytest.raises(ConfigError, match="was saved by 2 servers, and here are 1"):
             AccumulatorServer(service, snapshot_path=path)
+
+
+def test_two_servers_cannot_save_to_one_path_and_the_second_is_told_who_does(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot"
+    with Master() as master, Process("server", master.address, str(path)) as server, RpcService(master=master.address) as service:
+        server.wait_until_ready()
+        with pytest.raises(ConfigError, match=f"is in use by another accumulator server, of process {server.pid} on"):
+            AccumulatorServer(service, snapshot_path=path)
+        server.kill()
+        with AccumulatorServer(service, snapshot_path=path), pytest.raises(ConfigError, match=f"of process {os.getpid()} on"):
+            AccumulatorServer(service, snapshot_path=path)
+        AccumulatorServer(service, snapshot_path=path).close()
+
+
+def test_a_snapshot_belongs_to_the_server_that_saved_it_and_gives_it_its_id_again(tmp_path: Path) -> None:
+    with Master() as master, RpcService(master=master.address) as service:
+        paths = [tmp_path / "0", tmp_path / "1"]
+        for server in [AccumulatorServer(service, snapshot_path=path) for path in paths]:
+            server.close()
+        with pytest.raises(ConfigError, match="was saved by server 0 of 'accumulator', and this is server 1 of 'accumulator'"):
+            AccumulatorServer(service, server_id=1, snapshot_path=paths[0])
+        with pytest.raises(ConfigError, match="was saved by server 0 of 'accumulator', and this is server -1 of 'other'"):
+            AccumulatorServer(service, "other", snapshot_path=paths[0])
+        for number in (1, 0):  # in the other order
+            with AccumulatorServer(service, snapshot_path=paths[number]) as server:
+                assert server.server.server_ids == (number,)
+
+
+@pytest.mark.parametrize("driven", ["by the engine", "by the main thread"])
+def test_sigterm_saves_what_was_acknowledged_and_ends_the_process(tmp_path: Path, driven: str) -> None:
+    counters, path = CounterSet(), tmp_path / "snapshot"
+    command = "server-without-end" if driven == "by the engine" else "server-in-main"
+    with Master() as master, RpcService(master=master.address) as service:
+        with Process(command, master.address, str(path)) as server:
+            server.wait_until_ready()
+            with AccumulatorClient(service, counters=counters, timeout_s=PATIENCE_S) as client:
+                one = Accumulator("one", Sum, 2, NEVER_S, counters)
+                for _ in range(1000):
+                    one.write(1)
+                client.wait_empty(PATIENCE_S)
+                assert server.end(signal.SIGTERM) == -signal.SIGTERM
+        states = snapshot_file.load(path)
+        assert [(name, state) for name, _, _, state in states[0]["counters"]] == [("one", ((), 1000))]
+
+
+def test_a_program_that_ends_without_closing_its_server_has_saved_it(tmp_path: Path) -> None:
+    counters, path = CounterSet(), tmp_path / "snapshot"
+    with Master() as master, RpcService(master=master.address) as service:
+        with Process("server-without-end", master.address, str(path)) as server:
+            server.wait_until_ready()
+            with AccumulatorClient(service, counters=counters, timeout_s=PATIENCE_S) as client:
+                Accumulator("one", Sum, 1, NEVER_S, counters).write(1)
+                client.wait_empty(PATIENCE_S)
+                assert server.end() == 0
+        assert len(snapshot_file.load(path)[0]["counters"]) == 1
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Looked at, not waited for: that is for its parent's supervisor."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_dead_shard_takes_nothing_from_the_snapshots_of_the_living(tmp_path: Path) -> None:
+    counters, path = CounterSet(), tmp_path / "snapshot"
+    with Master() as master, RpcService(master=master.address) as service:
+        before = {child.pid for child in psutil.Process().children()}
+        home = RpcService(master=master.address, shards=2)
+        server = AccumulatorServer(home, snapshot_path=path, snapshot_s=NEVER_S)
+        with AccumulatorClient(service, servers=2, counters=counters) as client:
+            for number in range(20):
+                Accumulator(f"counter {number}", Sum, counters=counters).write(1)
+            client.wait_empty(PATIENCE_S)
+            assert server.save() == {}
+            living = {f"counter {number}" for number in range(20) if zlib.crc32(f"counter {number}".encode()) % 2 == 0}
+            shards = [child for child in psutil.Process().children() if child.pid not in before]
+            shards[-1].kill()
+            wait_until(lambda: is_dead(shards[-1]), "the death of a shard")
+            for name in living:
+                counter = counters.get(name)
+                assert counter is not None
+                counter.write(1)
+            found = client.snapshot(timeout_s=3.0)
+            assert {name for name, one in found.items() if one.value == 2} == living  # type: ignore[attr-defined]
+            missing = server.save()
+            # Until it is started again, it is named; then it has what was saved of it.
+            assert not found.missing or list(found.missing) == ["server 1 of 'accumulator'"]
+            assert not missing or list(missing) == ["server 1 of 'accumulator'"]
+            assert server.generate_output_info().keys() >= living
+        server.close()
+        home.close()
+        states = snapshot_file.load(path)
+        values = {name: state[1] for one in states for name, _, _, state in one["counters"]}
+        assert values == {f"counter {number}": 1 + (f"counter {number}" in living) for number in range(20)}
