@@ -207,8 +207,8 @@ class RpcClient:
         self._directory.changed()
 
     def close(self) -> None:
-        """Call no more: what waits for a connection or another attempt ends with Closed. Connections stay, they belong to the
-        service; what is in flight over them is answered."""
+        """Call no more: calls and streams of this client that are under way end with Closed, and at their servers as cancelled
+        ones do. Connections stay, they belong to the service."""
         self._closed = True
         self._directory.close()
         self._mender.close()
@@ -299,7 +299,7 @@ class RpcClient:
     ) -> Stream:
         call = self._mender.begin(route, method, args, timeout_s, False, may_go_elsewhere, error, kind=stream_call)
         assert isinstance(call, StreamCall)
-        return Stream(call)
+        return Stream(call, self._node.reactor.call_soon)
 
     def _key(self, method: str) -> int:
         self._check_method(method)

@@ -107,7 +107,7 @@ class Directory:
         for entry in entries:
             known = old.get(entry.server_id)
             if known is None or known.target != entry.target:
-                known = Route(entry, self._node.is_local(entry.addresses))
+                known = Route(entry, self._node.is_local(entry.addresses), self)
             routes[entry.server_id] = known
         self.routes = routes
         self.server_ids = tuple(sorted(routes))

@@ -176,7 +176,10 @@ class Inbox:
                 return True, item
             if self.finished:
                 if self._error is not None:
-                    raise self._error
+                    try:
+                        raise self._error
+                    finally:
+                        del self  # else error, traceback, this frame and the inbox hold each other until a collection of garbage
                 raise StopIteration
             future = self._arrived = Future(self._waiter)
             if not self._items and not self.finished:  # nothing came after our look

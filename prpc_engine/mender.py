@@ -35,9 +35,9 @@ from prpc_engine.balance import Outcome, outcome_of
 from prpc_engine.call import NEVER, SENDING_LOOKS_MAX, SENDING_S, Call, Client
 from prpc_engine.context import inherited_s
 from prpc_engine.directory import Directory
-from prpc_engine.message import REPEAT
+from prpc_engine.message import REPEAT, wait_in_ms
 from prpc_engine.node import Node
-from prpc_engine.peer import Peer, wait_in_ms
+from prpc_engine.peer import Peer
 from prpc_engine.retry import ONLY_THERE, GiveUp, Retry, RetryBudget, RetryPolicy, RetryState, is_retriable
 from prpc_engine.route import Route, Sought
 from prpc_engine.server import DESCRIBE
@@ -467,12 +467,18 @@ class Mender:
         return errors.Closed(f"the client of {self._directory.name!r} was closed here")
 
     def close(self) -> None:
-        """End what waits here with Closed; what is in flight gets its answer. Threads that connect end by themselves, within
-        CONNECT_TIMEOUT_S an address."""
+        """End all calls and streams of this client with Closed; servers are told of those in flight. Threads that connect end by
+        themselves, within CONNECT_TIMEOUT_S an address."""
         self._closed = True
-        for call in list(self._held):
-            if not call.is_in_flight:
-                call.end(self._closed_error())
+        self._end_all()
+        self._reactor.call_later(SENDING_S, self._end_all)  # those that another thread was about to enter
+
+    def _end_all(self) -> None:
+        in_flight = [call for peer in self._node.peers() for call in list(peer.calls.in_flight.values())]
+        mine = self._directory
+        for call in [*self._held, *(call for call in in_flight if getattr(call.asked[1], "owner", None) is mine)]:
+            call.withdraw()
+            call.end(self._closed_error())
 
 
 def _ignore(failure: BaseException | None) -> None:

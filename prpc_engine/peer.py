@@ -35,11 +35,11 @@ from prpc_engine.message import (
     REPEAT,
     REPLY,
     REQUEST,
-    TIMEOUT_S_MAX,
     TO_CALLER,
     WITH_CREDIT,
     Status,
     method_key,
+    wait_in_ms,
 )
 from prpc_engine.paths import Choice
 from prpc_engine.server import Server
@@ -61,7 +61,9 @@ from shard import (
 
 logger = logging.getLogger("prpc")
 HEADER_BYTES = HEADER.size
+NOTE_AGAIN_S = 0.01  # between tries of a note that found the outbox full
 PAYLOAD = slice(HEADER_BYTES, None)  # of a message's body, made once
+WAIT_MS = wait_in_ms(TIMEOUT_S)  # of most calls, which have no timeout of their own: worked out once
 _pack, _unpack = HEADER.pack, HEADER.unpack_from
 Blocks = list[NDArray[np.uint8]] | tuple[()]
 
@@ -70,18 +72,6 @@ class Route(Protocol):
     """Where a request goes: the server's number, and its name for texts (str)."""
 
     target: int
-
-
-def wait_in_ms(timeout_s: float | None) -> int:
-    """A timeout as the header has it. Raises BadArguments."""
-    if timeout_s is None:
-        return 0
-    if 0.0 <= timeout_s <= TIMEOUT_S_MAX:
-        return int(timeout_s * 1000.0) + 1
-    raise errors.BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
-
-
-WAIT_MS = wait_in_ms(TIMEOUT_S)  # of most calls, which have no timeout of their own: worked out once
 
 
 @dataclass(frozen=True)
@@ -218,7 +208,7 @@ class Peer:
         body, blocks = self._encode_arguments(arguments)
         call = stream_call(self._waiter, asked=(method, route))
         self._open(call, route, key, body, blocks, timeout_s, False)
-        return Stream(call)
+        return Stream(call, self.reactor.call_soon)
 
     def open_encoded(self, call: StreamCall, route: Route, timeout_s: float | None) -> None:
         """The same, of a stream that waited for this connection."""
@@ -289,10 +279,14 @@ class Peer:
         return (job.inbox, job.window) if job is not None else (None, None)
 
     def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
-        """CREDIT, END or CANCEL. A peer that is gone needs none; one whose outbox is full is told by its own deadline."""
+        """CREDIT, END or CANCEL. A peer that is gone needs none; one whose outbox is full is told when there is room: without
+        CREDIT or END a stream would stand still, without CANCEL a task run on."""
         send = self._send if kind == CREDIT else self.connection.send_everywhere
         try:
             send(_pack(kind, side, 0, count & NUMBER_MASK, call_id, 0, 0))
+        except BackpressureError:
+            again = partial(self.send_note, kind, call_id, side, count)
+            self.reactor.call_soon(partial(self.reactor.call_later, NOTE_AGAIN_S, again))
         except ShardError as error:
             logger.debug("%s was not told (%d): %s", self.connection.peer, kind, str(error))
 
@@ -417,7 +411,7 @@ class Peer:
         inbox, window = self._halves(call_id, TO_CALLER if side == FROM_CALLER else FROM_CALLER)
         if kind == ITEM:
             if inbox is not None:
-                self._on_item(inbox, target, payload, blocks)
+                self._on_item(inbox, call_id, side, target, payload, blocks)
                 if side == TO_CALLER:
                     self._forget_finished(call_id, inbox)
         elif kind == CREDIT:
@@ -429,11 +423,15 @@ class Peer:
         else:
             self.connection.close(RemoteProtocolError(f"message of unknown kind {kind}"))
 
-    def _on_item(self, inbox: Inbox, number: int, payload: memoryview, blocks: Blocks) -> None:
+    def _on_item(self, inbox: Inbox, call_id: int, side: int, number: int, payload: memoryview, blocks: Blocks) -> None:
         try:
             item = self.decoder.decode(payload, blocks)
         except DECODE_ERRORS as error:
-            inbox.cut(errors.RpcError(f"an item of the stream with {self.connection.peer} cannot be read: {error}"))
+            failure = errors.RpcError(f"an item of the stream with {self.connection.peer} cannot be read: {error}")
+            inbox.cut(failure)
+            call = self._in_flight.get(call_id) if side == TO_CALLER else None
+            if call is not None:
+                call.cancel(failure)  # or the server would go on for a stream that is over here
             return
         if not inbox.put(number, item):
             self.connection.close(RemoteProtocolError("more items of a stream than there was credit for"))
@@ -464,7 +462,8 @@ class Peer:
         try:
             self._send(failure_message(self.decoder, call_id, status, name, text, more))
         except ShardError as error:
-            logger.warning("%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
+            level = logging.DEBUG if isinstance(error, PeerLostError) else logging.WARNING  # what it had under way: no line each
+            logger.log(level, "%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
 
     def _on_failure(self, status: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
         call = self._in_flight.pop(call_id, None)

@@ -13,9 +13,10 @@ class Route:
     """See the file's head. `peer` is set by whoever connected it (mender.py), when nothing waits any more: so calls keep their
     order. `waiting` is changed under the mender's guard."""
 
-    __slots__ = ("addresses", "is_local", "peer", "rank", "server_id", "target", "text", "waiting")
+    __slots__ = ("addresses", "is_local", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
 
-    def __init__(self, entry: ServerEntry, is_local: bool) -> None:
+    def __init__(self, entry: ServerEntry, is_local: bool, owner: object = None) -> None:
+        self.owner = owner  # the Directory that made it: by it a client knows its own calls in the table of a peer
         self.server_id = entry.server_id
         self.rank = entry.rank
         self.is_local = is_local
@@ -47,6 +48,6 @@ class Sought(Route):
     __slots__ = ("find",)
 
     def __init__(self, service: str, text: str, find: Callable[[], Route]) -> None:
-        super().__init__(ServerEntry(service, -1, 0, -1, ()), False)
+        super().__init__(ServerEntry(service, -1, 0, -1, ()), False)  # no call is sent over it
         self.text = text
         self.find = find

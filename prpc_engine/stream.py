@@ -18,11 +18,15 @@ A stream is there at once, like the future of a call, and waits for its connecti
     waiting   OPEN could not be sent                       waiting, or over: as any call that reached nobody (retry.py)
     open      REPLY, FAILURE, the connection is lost       over      nothing is sent again: items may have been taken
     any       deadline, cancel(), the client is closed     over
+    any       nobody holds the Stream any more             over, as by cancel(): a loop that was left, an error on its way up
+
+Only its user holds a Stream: connections and tables know its StreamCall. So a dropped one is finalized at once, and needs no
+collection of garbage for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -44,14 +48,17 @@ class Incoming:
         return self
 
     async def __anext__(self) -> Any:
-        while True:
-            try:
-                there, item = self._inbox.take()
-            except StopIteration:
-                raise StopAsyncIteration from None
-            if there:
-                return item
-            await item
+        try:
+            while True:
+                try:
+                    there, item = self._inbox.take()
+                except StopIteration:
+                    raise StopAsyncIteration from None
+                if there:
+                    return item
+                await item
+        finally:
+            del self  # else an error that ended it, its traceback and this frame hold the inbox, which holds the error
 
 
 def incoming() -> Incoming:
@@ -149,42 +156,62 @@ def _finish(call: Future) -> None:
 class Stream:
     """The caller's side. Iterate for what the server yields; send() and end() for what it takes; result() for what it returns.
 
-    One thread or task iterates, one sends. Leaving its `with` cancels what has not ended. What kept it from being opened is
-    raised by whichever of these comes first; `async with` waits until it is open, and raises that itself.
+    One thread or task iterates, one sends. What has not ended is cancelled when its `with` is left, by close(), and when the last
+    reference to the stream goes: after `break`, or an error, in a loop over it. What kept it from being opened is raised by
+    whichever of these comes first; `async with` waits until it is open, and raises that itself.
     """
 
-    def __init__(self, call: StreamCall) -> None:
+    def __init__(self, call: StreamCall, soon: Callable[[Callable[[], object]], object] | None = None) -> None:
+        """`soon` runs a callback in the reactor; None: nobody cancels the call when the stream is dropped."""
         self.call = call
+        self._soon = soon
         self._inbox = call.inbox
         self._window = call.window
         self._line = call.line
+        self._ended = False  # end() was called
+
+    def __del__(self) -> None:
+        # In the reactor: the collector of garbage calls this in any thread, which may hold the locks that cancel() takes.
+        if not self.call.finished and self._soon is not None:
+            self._soon(self.call.cancel)
 
     # -- what the server yields ------------------------------------------------------------------------------------------
 
     def next_item(self, timeout_s: float | None = None) -> Any:
         """The next item. Raises StopIteration at the end, TimeoutError, and what ended the stream."""
-        while True:
-            there, item = self._inbox.take()
-            if there:
-                return item
-            item.result(timeout_s)
+        try:
+            while True:
+                there, item = self._inbox.take()
+                if there:
+                    return item
+                item.result(timeout_s)
+        finally:
+            del self  # else an error that ended it, its traceback, this frame and the stream hold each other
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        return self.next_item()
+        try:
+            return self.next_item()
+        finally:
+            del self  # as there
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        return await Incoming(self._inbox).__anext__()
+        try:
+            return await Incoming(self._inbox).__anext__()
+        finally:
+            del self  # as in next_item()
 
     # -- what the server takes -------------------------------------------------------------------------------------------
 
     def send(self, item: Any, timeout_s: float | None = None) -> None:
-        """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError, and what ended the stream."""
+        """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError, Closed after end(), and what ended
+        the stream."""
+        self._check_not_ended()
         while (credit := self._window.take()) is not None:
             try:
                 credit.result(timeout_s)
@@ -195,25 +222,36 @@ class Stream:
 
     async def asend(self, item: Any) -> None:
         """send() for a task or an asyncio coroutine."""
+        self._check_not_ended()
         while (credit := self._window.take()) is not None:
             await credit
         self._send(item)
 
     def _send(self, item: Any) -> None:
+        self._check_not_ended()  # again: another thread may have called end() while this one waited for credit
         try:
             self._line.send_item(item)
         except errors.Closed as error:  # it ended after the look at the window, which has heard how
             raise self._window.ended_by or error from None
 
+    def _check_not_ended(self) -> None:
+        if self._ended:
+            raise errors.Closed(f"the item was not sent: end() of this stream of {self.call.asked[0]!r} was called before it")
+
     def end(self) -> None:
-        """Nothing more will be sent: the server's iteration ends."""
-        self._line.end(self._window.sent)
+        """Nothing more will be sent: the server's iteration ends. Again: does nothing."""
+        if not self._ended:
+            self._ended = True
+            self._line.end(self._window.sent)
 
     # -- how it ends -----------------------------------------------------------------------------------------------------
 
     def result(self, timeout_s: float | None = None) -> Any:
         """What the server's method returns at its end; None for a generator. Raises TimeoutError, and what ended the stream."""
-        return self.call.result(timeout_s)
+        self.call.error(timeout_s)  # waits; the stream is held until it is over
+        call = [self.call]
+        del self  # as in next_item()
+        return call.pop().result()
 
     def done(self) -> bool:
         """Whether the server has answered, or the stream was given up."""
@@ -222,6 +260,14 @@ class Stream:
     def cancel(self) -> bool:
         """Give it up; the server's method is ended. False when it was over before."""
         return self.call.cancel()
+
+    def close(self) -> None:
+        """cancel(), under the name that generators have for it."""
+        self.cancel()
+
+    async def aclose(self) -> None:
+        """cancel(), under the name that async generators have for it."""
+        self.cancel()
 
     def __enter__(self) -> Stream:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,25 @@ class Handlers(Plain):
 
     def naps_ended(self) -> int:
         return len(self.cut)
+
+    def rows(self, to: int) -> Iterator[int]:
+        try:
+            yield from range(to)
+        finally:
+            self.cut.append("ended")
+
+    async def rows_async(self, to: int) -> AsyncIterator[int]:
+        try:
+            for number in range(to):
+                yield number
+        finally:
+            self.cut.append("ended")
+
+    async def count_items(self) -> int:
+        try:
+            return len([item async for item in prpc_engine.incoming()])
+        finally:
+            self.cut.append("ended")
 
     def keep(self, array: NDArray[Any]) -> None:
         self._kept = array

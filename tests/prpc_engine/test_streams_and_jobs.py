@@ -19,7 +19,7 @@ from prpc_engine.message import method_key
 from prpc_engine.method import idempotent
 from prpc_engine.server import Bounds, Server
 from prpc_engine.stream import Stream, incoming
-from shard import Future
+from shard import BackpressureError, Future
 from tests.prpc_engine.peers import TARGET, Pair, Route
 
 
@@ -76,6 +76,10 @@ class Handlers:
             self.seen.append(item)
             total += item
         return total
+
+    async def waits(self) -> int:
+        await self.gate
+        return len([item async for item in incoming()])
 
     async def doubled(self) -> AsyncIterator[int]:
         async for item in incoming():
@@ -273,6 +277,33 @@ def test_sending_to_a_stream_that_is_over_says_so(world: World) -> None:
         stream.send(1)
 
 
+def test_an_item_after_the_end_is_refused_by_name(world: World) -> None:
+    stream = world.open("total")
+    stream.send(1)
+    stream.end()
+    stream.end()
+    with pytest.raises(errors.Closed, match=r"end\(\) of this stream of 'total' was called before it"):
+        stream.send(2)
+    with pytest.raises(errors.Closed, match=r"end\(\) of this stream of 'total' was called before it"):
+        stream.asend(3).send(None)
+    assert stream.result() == 1
+    with pytest.raises(errors.Closed, match=r"end\(\) of this stream"):
+        stream.send(4)
+
+
+def test_an_item_that_waits_for_room_as_the_end_comes_is_refused_by_name(world: World) -> None:
+    stream = world.open("waits")
+    for number in range(WINDOW_ITEMS):
+        stream.send(number)
+    task = world.reactor.spawn(stream.asend("late"))
+    world.turn()
+    stream.end()
+    world.handlers.gate.set_result("open")
+    world.turn()
+    assert isinstance(task.error(), errors.Closed)
+    assert stream.result() == WINDOW_ITEMS
+
+
 def test_sending_to_a_stream_that_ends_as_an_item_is_about_to_leave_says_how(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +343,28 @@ def test_a_stream_ends_at_its_deadline(world: World) -> None:
     world.wait(Future(), 0.02)
     world.turn()
     assert world.server.statistics().tasks == 0
+
+
+def test_notes_that_find_no_room_are_sent_when_there_is_some(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = world.open("count", 1000)
+    world.turn()
+    send, refused = world.client.connection.send, []
+
+    def full(*message: Any) -> None:
+        if len(refused) < 3:
+            refused.append(message)
+            raise BackpressureError("the outbox is full")
+        send(*message)
+
+    monkeypatch.setattr(world.client, "_send", full)
+    assert [next(stream) for _ in range(100)] == list(range(100))
+    assert len(refused) == 3
+    refused.clear()
+    monkeypatch.setattr(world.client.connection, "send_everywhere", full)
+    assert stream.cancel()
+    world.wait(Future(), 0.2)
+    assert len(refused) == 3
+    assert world.handlers.closed == ["count"]
 
 
 # -- health, description, stopping ---------------------------------------------------------------------------------------
