@@ -11,9 +11,10 @@ from prpc_engine.cluster import Server, ServerConfig
 from prpc_engine.cluster_spec import ClusterSpec
 from prpc_engine.config import TlsSettings
 from prpc_engine.context import caller_name
-from prpc_engine.dealer import Dealer, ErrorCode, RpcRequest, RpcResponse, Terminated
+from prpc_engine.dealer import Dealer, ErrorCode, RpcRequest, RpcResponse
 from prpc_engine.deferred import Deferred
 from prpc_engine.hedge import HedgePolicy
+from prpc_engine.mailbox import Terminated
 from prpc_engine.master.client import CommInfo, MasterClient
 from prpc_engine.master.master import Master
 from prpc_engine.master.watch import TreeEvent

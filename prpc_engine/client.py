@@ -10,9 +10,11 @@ Whatever happens to a call, it keeps its future and its deadline.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,7 +23,7 @@ from typing import Any
 from prpc_engine import errors
 from prpc_engine.balance import BalancerStatistics
 from prpc_engine.call import TIMEOUT_S, Call
-from prpc_engine.dealer import Dealer
+from prpc_engine.dealer import Dealer, ServerQueue
 from prpc_engine.directory import Directory
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.mender import Mender, Notice
@@ -76,6 +78,8 @@ class RpcClient:
         self._wait = node.wait
         self._keys: dict[str, int] = {}
         self._closed = False
+        self._dealers: weakref.WeakValueDictionary[int, Dealer] = weakref.WeakValueDictionary()
+        self._dealer_numbers = itertools.count()
         self._routes: dict[int, Route] = {}
         self._only: Route | None = None
         source = random.Random()
@@ -131,16 +135,17 @@ class RpcClient:
         """The future of the method's result: .result(timeout_s), .done(), .cancel(), or await."""
         return self._request(method, args, timeout_s, False)
 
-    def notify(self, method: str, *args: Any) -> None:
+    def notify(self, method: str, *args: Any, wait: bool = False) -> None:
         """Send and do not ask for an answer: at most once, and nobody says when it failed there (the server logs it).
 
-        Where the server is not connected yet, it leaves later: that it could not is logged then. Order is kept among messages
-        below 256 KiB; over tcp a small one may overtake a larger one: call() where order matters."""
-        self._notify(self._only or self._pick(), method, args, True)
+        Where the server is not connected yet, it leaves later: that it could not is logged then; or `wait` for it here, for
+        TIMEOUT_S seconds at most, and it is raised. Order is kept among messages below 256 KiB; over tcp a small one may overtake
+        a larger one: call() where order matters."""
+        self._notify(self._only or self._pick(), method, args, True, wait)
 
-    def notify_to(self, server_id: int, method: str, *args: Any) -> None:
+    def notify_to(self, server_id: int, method: str, *args: Any, wait: bool = False) -> None:
         """As notify(), of one server."""
-        self._notify(self._to(server_id), method, args, False)
+        self._notify(self._to(server_id), method, args, False, wait)
 
     def broadcast(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> list[Any]:
         """The method's result from every server known here, in order of server id. Raises the first error."""
@@ -184,9 +189,15 @@ class RpcClient:
         """This service behind the methods of a typing.Protocol, for type checkers to see (stub.py)."""
         return bind(self, protocol, timeout_s, stream_timeout_s, check)
 
-    def create_dealer(self) -> Dealer:
-        """A dealer that sends requests to this service and receives their responses."""
-        return Dealer(self.name, self._node.waiter, self)
+    def create_dealer(self, queue: ServerQueue | None = None) -> Dealer:
+        """A dealer that sends requests to this service and receives their responses; it ends with this client.
+
+        With a queue it is a peer: it receives the requests of that too, and takes server ids for ranks."""
+        dealer = Dealer(self.name, self._node.waiter, self, queue, by_rank=queue is not None)
+        self._dealers[next(self._dealer_numbers)] = dealer
+        if self._closed:
+            dealer.end(f"the client of {self.name!r}")
+        return dealer
 
     def health(self, timeout_s: float | None = TIMEOUT_S) -> list[dict[str, Any]]:
         """What every server says of itself: service, server_id, state ("serving", "stopping"), tasks, queued."""
@@ -210,6 +221,10 @@ class RpcClient:
         """Call no more: calls and streams of this client that are under way end with Closed, and at their servers as cancelled
         ones do. Connections stay, they belong to the service."""
         self._closed = True
+        for reference in self._dealers.valuerefs():  # copied at once: other threads make dealers meanwhile
+            dealer = reference()
+            if dealer is not None:
+                dealer.end(f"the client of {self.name!r}")
         self._directory.close()
         self._mender.close()
 
@@ -258,7 +273,7 @@ class RpcClient:
                 return self._mender.begin(route, method, args, timeout_s, stable, False)
         return peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, None)
 
-    def _notify(self, route: Route, method: str, args: tuple[Any, ...], may_go_elsewhere: bool) -> None:
+    def _notify(self, route: Route, method: str, args: tuple[Any, ...], may_go_elsewhere: bool, wait: bool) -> None:
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
@@ -267,7 +282,10 @@ class RpcClient:
             return
         self._check_method(method)
         call = self._mender.begin(route, method, args, TIMEOUT_S, False, may_go_elsewhere, kind=Notice)
-        call.add_done_callback(_log_unsent)
+        if wait:
+            call.result()
+        else:
+            call.add_done_callback(_log_unsent)
 
     def _stream(
         self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, may_go_elsewhere: bool

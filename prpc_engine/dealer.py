@@ -5,37 +5,39 @@
     service.create_dealer(name)   both at once: peers of one name that address each other by rank
 
     who waits             what ends the wait
-    recv_request          a request; timeout_s passed: TimeoutError; terminate(): Terminated
-    recv_response         a response, also one that says what went wrong (error_code); TimeoutError; Terminated
+    recv_request          a request; timeout_s passed: TimeoutError
+    recv_response         a response, also one that says what went wrong (error_code); timeout_s passed: TimeoutError
+    sync_rpc_call         the response of its request
+    all of them           terminate(), close(), and the end of the client, server or service: Terminated, which is a Closed
 
-Unlike in pRPC a response belongs to its request by number: one that comes late is never taken for another's. A request that a
-dealer received and dropped unanswered is answered with an error.
+    a request that waits for a dealer     what becomes of it
+    a dealer receives it                  it is answered by whoever has it; dropped unanswered: with an error
+    its deadline passes                   taken out of the queue: no dealer gets it, and it has no part in QUEUE_REQUESTS_MAX
+    its caller gives it up, or is lost    the same; a one-way request stays, as nobody waits for it
+
+Unlike in pRPC a response belongs to its request by number: one that comes late is never taken for another's.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import enum
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
 from prpc_engine import errors
-from prpc_engine.call import TIMEOUT_S
-from prpc_engine.context import caller_name
+from prpc_engine.call import NEVER, TIMEOUT_S
+from prpc_engine.context import caller_name, remaining_s
 from prpc_engine.deferred import Deferred
 from prpc_engine.halves import Waits
-from shard import Future
+from prpc_engine.mailbox import Ending, Mailbox, Terminated
+from shard import ClosedError, Future
 
 REQUEST, ONE_WAY = "request", "one_way"
 QUEUE_REQUESTS_MAX = 65536  # received by nobody yet: beyond it callers are told to slow down
 REQUESTS_MAX = 65536  # of one dealer, in flight or answered: what a caller that never receives may hold of our memory
-
-
-class Terminated(errors.RpcError):
-    """The dealer, or its server, was terminated; restart() lets it go on."""
 
 
 class ErrorCode(enum.IntEnum):
@@ -93,6 +95,16 @@ class RpcRequest(_Values):
         self.dest_rank = dest_rank
         self.sender = ""  # as received: who sent it
         self._answer: Deferred | None = None  # as received: None for a one-way request
+        self._deadline = NEVER  # as received: on time.monotonic()
+
+    def _is_over(self) -> bool:
+        """As received: whether nobody waits for its response any more."""
+        answer = self._answer
+        if answer is None:
+            return False
+        if time.monotonic() >= self._deadline:  # perhaps the reactor's timer is late
+            answer.fail(errors.DeadlineExceeded("the deadline had passed before a dealer answered it"))
+        return answer.done()
 
     @property
     def is_one_way(self) -> bool:
@@ -132,95 +144,38 @@ class Client(Protocol):
 
     def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None) -> Future: ...
 
-    def notify(self, method: str, *args: Any) -> None: ...
+    def notify(self, method: str, *args: Any, wait: bool) -> None: ...
 
-    def notify_to(self, server_id: int, method: str, *args: Any) -> None: ...
-
-
-class Mailbox:
-    """Messages that arrived and were not received, and who waits for one. put() from any thread."""
-
-    def __init__(self, name: str, waiter: Waits | None) -> None:
-        self.name = name
-        self.is_terminated = False
-        self._waiter = waiter
-        self._messages: deque[Any] = deque()
-        self._waiting: deque[Future] = deque()
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def put(self, message: Any) -> None:
-        """A message arrived."""
-        self._messages.append(message)
-        self._wake_one()
-
-    def _wake_one(self) -> None:
-        with contextlib.suppress(IndexError):  # nobody waits
-            while not self._waiting.popleft().set_result(None):
-                pass
-
-    def get(self, timeout_s: float | None) -> Any:
-        """The next message. Raises TimeoutError, Terminated."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            if self.is_terminated:
-                raise self._terminated()
-            try:
-                return self._messages.popleft()
-            except IndexError:
-                pass
-            arrived = Future(self._waiter)
-            self._waiting.append(arrived)
-            if self._messages or self.is_terminated:  # after our look
-                arrived.set_result(None)
-            try:
-                arrived.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                if self._give_up(arrived):
-                    raise TimeoutError(f"{self.name} received nothing within {timeout_s} s") from None
-            except BaseException:  # terminated or closed meanwhile, or Ctrl-C
-                if not self._give_up(arrived):
-                    self._wake_one()  # in our place
-                raise
-
-    def _give_up(self, arrived: Future) -> bool:
-        """Wait for it no longer; False when it was woken at the last moment."""
-        with contextlib.suppress(ValueError):  # who woke it took it out
-            self._waiting.remove(arrived)
-        return arrived.set_result(None)
-
-    def _terminated(self) -> Terminated:
-        return Terminated(f"{self.name} was terminated; restart() lets it go on")
-
-    def terminate(self) -> None:
-        """End every wait with Terminated, now and from now on; what has arrived is kept."""
-        self.is_terminated = True
-        with contextlib.suppress(IndexError):  # nobody waits any more
-            while True:
-                self._waiting.popleft().set_error(self._terminated())  # which restart() does not take back
-
-    def restart(self) -> None:
-        """Wait again."""
-        self.is_terminated = False
+    def notify_to(self, server_id: int, method: str, *args: Any, wait: bool) -> None: ...
 
 
 class ServerQueue:
     """What a server of dealers serves: it takes every request in, for whichever dealer asks next."""
 
     def __init__(self, name: str, waiter: Waits | None) -> None:
-        self.mailbox = Mailbox(f"the server of {name!r}", waiter)
+        self.name = name
+        self.mailbox = Mailbox(f"the server of {name!r}", waiter, RpcRequest._is_over)
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """To be served."""
         return {REQUEST: self._take, ONE_WAY: self._take_one_way}
 
+    def close(self, what: str) -> None:
+        """End the waits of all dealers; `what` was closed."""
+        self.mailbox.close(f"{self.mailbox.name} receives no more: {what} was closed here")
+
     def _take(self, *values: Any) -> Deferred:
         self._check_room()
         request = RpcRequest(*values)
         request.sender = caller_name()
-        answer = request._answer = Deferred()
-        self.mailbox.put(request)
+        now = time.monotonic()
+        left_s = remaining_s(lambda: now)
+        if left_s is not None:
+            request._deadline = now + left_s
+        answer = request._answer = Deferred(ends_with_caller=True)
+        mailbox = self.mailbox
+        ticket = mailbox.put(request)
+        answer.add_done_callback(lambda _: mailbox.remove(ticket))
         return answer
 
     def _take_one_way(self, *values: Any) -> None:
@@ -250,7 +205,9 @@ class Dealer:
         self._queue = queue
         self._by_rank = by_rank  # server ids are ranks
         self._responses = Mailbox(f"a dealer of {name!r}", waiter)
-        self._pending: set[RpcRequest] = set()  # changed by this thread and the one that completes: single steps, so no lock
+        # Changed by this thread and the one that completes: single steps, so no lock. None: it is being sent.
+        self._pending: dict[RpcRequest, Future | None] = {}
+        self._ending = Ending()  # of recv_request() and sync_rpc_call(); the mailbox has its own of recv_response()
 
     # -- who asks --------------------------------------------------------------------------------------------------------
 
@@ -273,23 +230,26 @@ class Dealer:
     def send_request(self, request: RpcRequest, timeout_s: float | None = TIMEOUT_S) -> None:
         """Send it; its response comes by recv_response(), also when it is that the request failed or `timeout_s` passed.
 
-        Raises Backpressure while REQUESTS_MAX of this dealer are in flight or answered and not received."""
+        Raises Backpressure while REQUESTS_MAX of this dealer are in flight or answered and not received; Closed."""
         self._asking()
+        self._ending.check()
         if len(self._pending) + len(self._responses) >= REQUESTS_MAX:
             raise errors.Backpressure(
                 f"{len(self._pending)} requests of this dealer are in flight and {len(self._responses)} responses wait to be "
                 f"received, {REQUESTS_MAX} in all are allowed: call recv_response()"
             )
-        self._pending.add(request)
+        self._pending[request] = None
         try:
-            call = self._submit(request, timeout_s)
-        except errors.RpcError as error:
-            self._finish(request, error, None)
-            return
-        except BaseException:  # ShmFull, or a bug
-            self._pending.discard(request)
+            call = self._pending[request] = self._submit(request, timeout_s)
+        except BaseException as error:
+            if isinstance(error, errors.RpcError) and not isinstance(error, errors.Closed):
+                self._finish(request, error, None)
+                return
+            self._pending.pop(request, None)  # ShmFull, or a bug; or nobody could receive the response
             raise
         call.add_done_callback(lambda done: self._answered(request, done))
+        if self._ending.error is not None:  # closed meanwhile
+            call.cancel(copy.copy(self._ending.error))
 
     def _submit(self, request: RpcRequest, timeout_s: float | None) -> Future:
         client = self._asking()
@@ -305,29 +265,47 @@ class Dealer:
     def _finish(self, request: RpcRequest, error: BaseException | None, values: Any) -> None:
         response = RpcResponse(request, *(values or ()))
         response.error = error
-        self._pending.discard(request)
+        self._pending.pop(request, None)
         self._responses.put(response)
 
     def send_request_one_way(self, request: RpcRequest) -> None:
-        """Send it and expect nothing. Raises what kept it from being sent."""
+        """Send it and expect nothing. Where its server is not connected yet, waits until it has left, TIMEOUT_S seconds at most.
+
+        Raises what kept it from being sent: NoServer, NotSent, Backpressure, DeadlineExceeded, Closed."""
         client = self._asking()
+        self._ending.check()
         server_id = self._server_id(request)
         if server_id is None:
-            client.notify(ONE_WAY, *request.values)
+            client.notify(ONE_WAY, *request.values, wait=True)
         else:
-            client.notify_to(server_id, ONE_WAY, *request.values)
+            client.notify_to(server_id, ONE_WAY, *request.values, wait=True)
 
     def recv_response(self, timeout_s: float | None = None) -> RpcResponse:
-        """The next response to arrive, to whichever request. Raises TimeoutError, Terminated."""
+        """The next response to arrive, to whichever request.
+
+        Raises TimeoutError after `timeout_s` seconds, Terminated (a Closed), ConfigError."""
         response: RpcResponse = self._responses.get(timeout_s)
         return response
 
     def sync_rpc_call(self, request: RpcRequest, timeout_s: float | None = TIMEOUT_S) -> RpcResponse:
-        """Send it and wait for its own response, whatever else arrives. Its error_code says how it went."""
+        """Send it and wait for its own response, whatever else arrives. Its error_code says how it went.
+
+        Raises Closed (Terminated is one) where this dealer, its client or its service is closed or terminated."""
         self._asking()
+        self._ending.check()
+        if self.is_terminated:
+            raise self._responses.terminated()
         response = RpcResponse(request)
         try:
-            response.values = list(self._submit(request, timeout_s).result() or ())
+            call = self._submit(request, timeout_s)
+            with self._ending.may_end(call):
+                if self.is_terminated:  # since the look above
+                    call.cancel(self._responses.terminated())
+                response.values = list(call.result() or ())
+        except ClosedError as error:  # of the driver
+            raise errors.Closed(f"a dealer of {self.name!r} waits no longer: its service was closed here") from error
+        except errors.Closed:
+            raise
         except errors.RpcError as error:
             response.error = error
         return response
@@ -340,18 +318,21 @@ class Dealer:
     # -- who answers -----------------------------------------------------------------------------------------------------
 
     def recv_request(self, timeout_s: float | None = None) -> RpcRequest:
-        """The next request that no other dealer of this server has received. Raises TimeoutError, Terminated."""
+        """The next request that no other dealer of this server has received, and whose caller still waits.
+
+        Raises TimeoutError after `timeout_s` seconds, Terminated (a Closed), ConfigError."""
         if self._queue is None:
             raise errors.ConfigError("this dealer sends requests; one that receives them comes from server.create_dealer()")
-        request: RpcRequest = self._queue.mailbox.get(timeout_s)
+        request: RpcRequest = self._queue.mailbox.get(timeout_s, self._ending)
         return request
 
     def send_response(self, response: RpcResponse) -> bool:
-        """Answer the response's request, received by this dealer or another. False when it was answered, or its caller is gone.
+        """Answer the response's request, received by this dealer or another. False when nobody waits for it: it was answered, its
+        deadline has passed, or its caller has given it up or is gone.
 
         A response to a one-way request is dropped: nobody waits for it."""
         answer = response.request._answer
-        if answer is None:
+        if answer is None or response.request._is_over():
             return False
         if response.error is not None:
             return answer.fail(response.error)
@@ -360,8 +341,10 @@ class Dealer:
     # -- both ------------------------------------------------------------------------------------------------------------
 
     def terminate(self) -> None:
-        """End this dealer's waits with Terminated; of its server's too, as far as they wait for requests."""
+        """End this dealer's waits with Terminated; of its server's too, as far as they wait for requests. What is in flight goes
+        on, but for the request of sync_rpc_call()."""
         self._responses.terminate()
+        self._ending.end_waits(self._responses.terminated())
         if self._queue is not None:
             self._queue.mailbox.terminate()
 
@@ -373,12 +356,21 @@ class Dealer:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether terminate() came last."""
+        """Whether terminate() came last, or close() at any time."""
         return self._responses.is_terminated
 
     def close(self) -> None:
-        """Wait for nothing more."""
-        self._responses.terminate()
+        """Wait for nothing more: its waits end with Terminated, now and from now on, and its requests in flight are cancelled."""
+        self.end("this dealer")
+
+    def end(self, what: str) -> None:
+        """The same, because `what` was closed."""
+        error = Terminated(f"a dealer of {self.name!r} waits no longer: {what} was closed here")
+        self._responses.close(str(error))
+        self._ending.end(error)
+        for call in list(self._pending.values()):
+            if call is not None:
+                call.cancel(copy.copy(error))
 
     def __enter__(self) -> Dealer:
         return self

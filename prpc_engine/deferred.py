@@ -26,7 +26,10 @@ class AnswerDropped(ShardError):
 
 
 class Deferred(Future, weakref=True):
-    """See the file's head."""
+    """See the file's head. `ends_with_caller`: it is cancelled when its caller's connection is lost, as nobody else gains by the
+    answer; else it goes on."""
+
+    ends_with_caller: bool = False
 
     def reply(self, value: Any) -> bool:
         """Answer with a value; False when it was answered or given up before."""

@@ -7,7 +7,8 @@
     running   the deadline passes                 cut: the caller is told DEADLINE
     queued    its server is closed                dropped: the caller is told STOPPING
     running   its server was closed before        ended, its `finally` blocks run: the caller is told CANCELLED
-    running   CANCEL; lost peer of a stream       ended, its `finally` blocks run; a unary call of a lost peer runs to its end
+    running   CANCEL; lost peer of a stream       ended, its `finally` blocks run; a unary call of a lost peer runs to its end,
+                                                  unless its Deferred says `ends_with_caller`
     running   `once`: the caller asks again       running: its peer is the newer one (repeats.py)
 
 So many tasks run at a time, so many calls and bytes wait (server.Bounds); what is over that is refused, and the caller told.
@@ -42,6 +43,7 @@ class Job(msgspec.Struct, eq=False):
     nbytes: int  # as it arrived
     handovers: Sequence[Handover] = ()  # while it is queued: what its callers get back when it is dropped
     is_queued: bool = False
+    ends_with_caller: bool = False  # its Deferred says so: a lost peer ends it, though it is no stream
     is_once: bool = False  # its answer is kept (repeats.py)
     inbox: Inbox | None = None  # of a stream
     window: Window | None = None

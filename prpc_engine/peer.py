@@ -491,7 +491,7 @@ class Peer:
         self._streams.clear()
         gone = CancelledError(f"{connection.peer} is gone")
         for job in list(self.running.values()):  # what nobody waits for goes on only when it has begun and is no stream
-            if job.cancel is not None and (job.inbox is not None or job.is_queued):
+            if job.cancel is not None and (job.inbox is not None or job.is_queued or job.ends_with_caller):
                 job.cancel(gone)
         self._on_lost(self)
         for tell in list(self.when_lost):

@@ -37,7 +37,7 @@ from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status
 from prpc_engine.method import Method, as_task, describe, public_methods
 from prpc_engine.repeats import Repeats, WayBack
 from prpc_engine.timing import MethodTimer, MethodTiming, Timing
-from shard import CONTEXT, CancelledError, Future, Gate, Reactor, RemoteProtocolError, Task, class_of
+from shard import CONTEXT, CancelledError, Future, Gate, RemoteProtocolError, Task, class_of
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
@@ -375,6 +375,7 @@ class Server:
             job.cancel = done.cancel
             done.add_done_callback(lambda ended: self._ended(job, ended))
         else:  # any thread may complete it, and what follows is the reactor's
+            job.ends_with_caller = isinstance(done, Deferred) and done.ends_with_caller
             job.cancel, soon = canceller(done, partial(self._cut, job)), job.peer.reactor.call_soon
             done.add_done_callback(lambda ended: soon(lambda: self._ended(job, ended)))
 
@@ -386,7 +387,6 @@ class Server:
     def _task(self, job: Job, value: Any) -> Future:
         if isinstance(value, Future):
             return value
-        reactor: Reactor = job.peer.reactor
         if isinstance(value, _STREAMS):
             if job.window is None:
                 value.close() if isinstance(value, GeneratorType) else None
@@ -394,7 +394,7 @@ class Server:
                 failed.set_error(TypeError(f"{self._methods[job.key].name!r} yields its results: call it by client.stream()"))
                 return failed
             value = pump(job, value)
-        return reactor.spawn(value, queue=class_of(self._others.get(job.key, pump)))
+        return job.peer.reactor.spawn(value, queue=class_of(self._others.get(job.key, pump)))
 
     def _ended(self, job: Job, done: Future) -> None:
         """Answer, and start what waits."""

@@ -264,7 +264,7 @@ class RpcService:
         """A peer among those of `name`: it receives their requests, and sends to them by `dest_rank`."""
         server = self.create_server(name, server_id=self.rank)
         client = self.create_client(name, 1, timeout_s)
-        return Dealer(name, self._driver, client, server.queue, by_rank=True)
+        return client.create_dealer(server.queue)
 
     def serve_forever(self, timeout_s: float | None = None) -> None:
         """Drive the reactor from the calling thread, for `timeout_s` seconds or until stop_serving() or close().
@@ -399,6 +399,8 @@ class RpcService:
             raise errors.Closed("this RpcService was closed here")
 
     def _shut(self) -> None:
+        if hasattr(self, "_servers"):
+            self._servers.end_dealers()
         for _, client in self._living_clients():
             client.close()
         if self._group is not None:

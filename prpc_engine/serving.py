@@ -6,7 +6,8 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from prpc_engine import errors
 from prpc_engine.allow import AllowList
@@ -79,7 +80,8 @@ class RpcServer:
         """
         if not self._closed:
             self._closed = True
-            self.terminate()
+            if self.queue is not None:
+                self.queue.close("it")
             self._owner.remove(self._targets, drain_s)
 
 
@@ -108,6 +110,7 @@ class Servers:
     group: ShardGroup | None = None
     reader: ShardReader | None = None
     closed: bool = False
+    queues: WeakValueDictionary[int, ServerQueue] = field(default_factory=WeakValueDictionary)  # of dealers, by target
 
     def use_shards(self, group: ShardGroup) -> None:
         """From now on servers may live in these, too."""
@@ -141,6 +144,8 @@ class Servers:
                 if not isinstance(error, errors.NodeExists):  # another one has got that id meanwhile
                     raise
             else:
+                if queue is not None:
+                    self.queues[target] = queue
                 return RpcServer(self, name, (given,), (target,), queue)
 
     def _create_sharded(self, name: str, factory: object, server_id: int, bounds: Bounds | None) -> RpcServer:
@@ -161,6 +166,13 @@ class Servers:
             raise
         ids, targets = zip(*entries, strict=True)
         return RpcServer(self, name, ids, targets)
+
+    def end_dealers(self) -> None:
+        """The service is closed: those that wait for requests wait no longer."""
+        for reference in self.queues.valuerefs():  # copied at once: other threads make servers meanwhile
+            queue = reference()
+            if queue is not None:
+                queue.close("its service")
 
     def _check_open(self) -> None:
         if self.closed:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Dealer, ErrorCode, Master, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
-from prpc_engine.dealer import Mailbox
+from prpc_engine.mailbox import Mailbox
 from shard import Future, ShmFull
 from tests.helpers import ManualWaiter
 from tests.prpc_engine.processes import wait_until
