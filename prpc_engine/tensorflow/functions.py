@@ -26,7 +26,7 @@ class Functions:
 
     def bring(self, nodes: Sequence[Any], library: Any) -> None:
         """Add what these nodes call, and what that calls, to a library; the nodes then name it as it is called there."""
-        for name in self._reached(called for node in nodes for called in _called(node)):
+        for name in self._reached(name for node in nodes for name in called(node)):
             function = library.function.add()
             function.CopyFrom(self._without_devices(name))
             function.signature.name = self._name(name)
@@ -46,7 +46,7 @@ class Functions:
                 continue
             taken[name] = None
             for node in self._functions[name].node_def:
-                wanted.extend(_called(node))
+                wanted.extend(called(node))
             if name in self._gradients:
                 wanted.append(self._gradients[name].gradient_func)
         return list(taken)
@@ -82,7 +82,8 @@ class Functions:
                     one.name = self._name(one.name)
 
 
-def _called(definition: Any) -> Iterable[str]:
+def called(definition: Any) -> Iterable[str]:
+    """The names of what a NodeDef calls: its op, and the functions among its attributes."""
     yield definition.op
     for value in definition.attr.values():
         kind = value.WhichOneof("value")

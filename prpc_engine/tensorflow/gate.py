@@ -13,6 +13,8 @@ something in its queue: "prpc_gate_clear" takes it out before the next one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prpc_engine.tensorflow.rewrite import Part
 
 GIVE, CLEAR = "prpc_gate_give", "prpc_gate_clear"
@@ -21,7 +23,7 @@ _BOOL, _INT32 = 10, 3
 
 def with_gate(part: Part, name: str) -> Part:
     """A copy of a part that may wait; `name` is of its queue, and no other's."""
-    gated = Part(type(part.graph)(), part.fixed, part.feeds, part.fetches, [*part.targets, "prpc_gate_check", "prpc_gate_done"])
+    gated = replace(part, graph=type(part.graph)(), targets=[*part.targets, "prpc_gate_check", "prpc_gate_done"], waiting=[])
     gated.graph.CopyFrom(part.graph)
     nodes = gated.graph.node
     queue = nodes.add(name="prpc_gate", op="FIFOQueueV2")

@@ -6,6 +6,8 @@
       no variants
     of several tasks; of another one, and there    is lowered: Switch and Merge, Enter and Exit, and the bodies' own ops, each
       are variants, as with a gradient               of which has a place of its own
+    any; a seeded random kernel is in its function is lowered, too: TensorFlow does that before it runs a graph, so that the
+                                                     kernel is one of the graph's, which goes on from step to step
 
 TensorFlow's optimizer lowers, as it does in any session: the nodes have the names that they have on its own servers. What
 functions do besides their values is done, as there: "prpc_ran_<k>", a target of the step, comes after all that one of them does.
@@ -21,7 +23,8 @@ from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config
 from tensorflow.python.grappler import tf_optimizer
 
 from prpc_engine.cluster_spec import Task
-from prpc_engine.tensorflow.nodes import RESOURCE, VARIANT, Edge, Graph, Node, text_of
+from prpc_engine.tensorflow.functions import called
+from prpc_engine.tensorflow.nodes import RESOURCE, VARIANT, Edge, Graph, Node, has_random_state, is_seeded, text_of
 from prpc_engine.tensorflow.partition import ALIASES, Unsupported
 from prpc_engine.tensorflow.place import Placer
 
@@ -38,7 +41,10 @@ def lowered(
     done. Raises Misplaced and Unsupported."""
     needed = graph.needed(fetches, targets, feeds)
     functional = [name for name, node in graph.nodes.items() if name in needed and node.op in FUNCTIONAL]
-    chosen = {name for name in functional if _is_of_several(graph, placer, own, graph.nodes[name])}
+    random = _Random(graph)
+    chosen = {
+        name for name in functional if random.is_in(graph.nodes[name]) or _is_of_several(graph, placer, own, graph.nodes[name])
+    }
     if not chosen:
         return graph, list(fetches), list(targets)
     for name, _ in feeds:
@@ -61,6 +67,34 @@ def lowered(
         definition.node.add(name=run[-1], op="NoOp", input=[f"^{name}"])
     kept = [name for name, _ in (*wanted, *feeds)] + run
     return Graph(_optimized(definition, kept), graph.signature_of), wanted, run
+
+
+class _Random:
+    """Finds calls of functions that have a seeded random kernel in them, or in what they call."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._signature_of = graph.signature_of
+        self._functions = {function.signature.name: function for function in graph.definition.library.function}
+        self._known: dict[str, bool] = {}
+
+    def is_in(self, node: Node) -> bool:
+        """Whether one of its functions has one."""
+        return any(map(self._has, called(node.definition)))
+
+    def _has(self, name: str) -> bool:
+        if name not in self._known:
+            self._known[name] = False  # while it is looked at: a function may call itself
+            function = self._functions.get(name)
+            self._known[name] = function is not None and any(
+                self._is_random(node) or any(map(self._has, called(node))) for node in function.node_def
+            )
+        return self._known[name]
+
+    def _is_random(self, definition: Any) -> bool:
+        if not is_seeded(definition):
+            return False
+        signature = self._signature_of(definition.op)
+        return signature is not None and has_random_state(definition, signature)
 
 
 def _optimized(definition: Any, kept: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 REF = 100  # added to a type: the output is the variable itself
 STRING, BOOL, RESOURCE, VARIANT = 7, 10, 20, 21
+SEEDS = ("seed", "seed2", "file_random_seed")  # attributes of random kernels; 0 in all of them: another sequence in each run
 Edge = tuple[str, int]
 
 
@@ -53,10 +54,38 @@ def _arguments(arguments: Any) -> tuple[Argument, ...]:
     return tuple(Argument(one.type, one.type_attr, one.number_attr, one.type_list_attr, one.is_ref) for one in arguments)
 
 
+def _is_handle_type(kind: int) -> bool:
+    return kind == RESOURCE or kind >= REF
+
+
+def has_random_state(definition: Any, signature: Signature) -> bool:
+    """The kernel of a NodeDef keeps a generator, or a place in its data, that goes on from step to step."""
+    attr = definition.attr
+    if not signature.is_stateful or not any(name in attr for name in SEEDS):
+        return False
+    return not any(_is_handle_type(kind) for argument in signature.outputs for kind in argument.types(attr))
+
+
+def is_seeded(definition: Any) -> bool:
+    """Of a random kernel: its values are the same in every run of a script."""
+    return any(definition.attr[name].i for name in SEEDS if name in definition.attr)
+
+
 class Node:
     """One node. `definition` is its NodeDef, which nobody changes."""
 
-    __slots__ = ("controls", "definition", "device", "in_types", "inputs", "is_stateful", "name", "op", "out_types")
+    __slots__ = (
+        "controls",
+        "definition",
+        "device",
+        "has_random_state",
+        "in_types",
+        "inputs",
+        "is_stateful",
+        "name",
+        "op",
+        "out_types",
+    )
 
     def __init__(self, definition: Any, signature: Signature) -> None:
         self.definition = definition
@@ -75,11 +104,20 @@ class Node:
         self.in_types = [kind for argument in signature.inputs for kind in argument.types(attr)]
         self.out_types = [kind for argument in signature.outputs for kind in argument.types(attr)]
         self.is_stateful = signature.is_stateful
+        self.has_random_state = has_random_state(definition, signature)
 
     @property
     def is_handle(self) -> bool:
-        """It makes no value, but names what lives at its task: a variable, queue, table, iterator."""
-        return not self.inputs and any(kind == RESOURCE or kind >= REF for kind in self.out_types)
+        """It makes no value, but names what lives at its task: a variable, queue, table, iterator.
+
+        Most have no inputs. A dense hash table takes its empty and deleted keys; like all that several nodes may share, it
+        has a `shared_name`, which ops that make something for one step (a TensorArray, a stack) have not.
+        """
+        if not any(_is_handle_type(kind) for kind in self.out_types):
+            return False
+        if not self.inputs:
+            return True
+        return "shared_name" in self.definition.attr and not any(map(_is_handle_type, self.in_types))
 
     @property
     def is_of_step(self) -> bool:
@@ -124,6 +162,29 @@ class Graph:
                 waiting.extend(edge[0] for edge in node.inputs if edge not in fed)
                 waiting.extend(one for one in node.controls if one not in given)
         return found
+
+    def made_of(self, handle: Node) -> list[Node]:
+        """The nodes that make a handle's inputs, in an order in which they can run, and last the handle itself."""
+        found: dict[str, Node] = {}
+
+        def visit(node: Node) -> None:
+            for name, _ in node.inputs:
+                if name not in found:
+                    visit(self.nodes[name])
+            found[node.name] = node
+
+        visit(handle)
+        return list(found.values())
+
+    def varying_source(self, handle: Node, feeds: Iterable[Edge]) -> Edge | None:
+        """Of what a handle is made of, an edge whose value may change from step to step, if there is one."""
+        fed = frozenset(feeds)
+        for node in self.made_of(handle):
+            for edge in node.inputs:
+                source = self.nodes[edge[0]]
+                if edge in fed or source.is_stateful or source.op in PLACEHOLDERS:
+                    return edge
+        return None
 
     def is_dataset(self, name: str) -> bool:
         """Of variants, lists, optional values and the like can be copied to another task: a dataset cannot, as it is code."""

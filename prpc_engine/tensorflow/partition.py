@@ -234,6 +234,13 @@ class _Cutter:
         if root is not None and node.op == "Identity" and node.out_types[0] != RESOURCE:
             self.tasks[name] = self.tasks[root]  # wherever it should be: the variable is read there
             return Kind.OTHER if node.controls else Kind.READ
+        if node.is_handle and node.inputs:
+            edge = self.graph.varying_source(node, self.feeds)
+            if edge is not None:
+                raise Unsupported(
+                    f"{node.op} {name!r} lives longer than a step, and {text_of(edge)!r}, which it is made of, may change from "
+                    "step to step: make it of constants"
+                )
         if task == self.own:
             return Kind.OWN
         if node.is_handle:

@@ -4,7 +4,8 @@
     a fed tensor, a value from a stage   a Placeholder "prpc_feed_<k>"
       elsewhere
     a handle                             not in the graph: it is `fixed`, and made once a task, whoever uses it
-    a seeded random op of constants      `fixed` too: its state is the kernel's, and goes on from step to step
+    a random op of constants             `fixed` too: its state is the kernel's, and goes on from step to step
+    any other seeded random op           PyFunc, which runs the one kernel that all parts of a session share (`kernels`)
     a stage, at the own task             PyFunc "prpc_call_<k>"; where a round has several, "prpc_send_<k>" before it, so that all
                                          are under way before the first is waited for
     a list or an optional value that     a string: SerializeTensor in the part that makes it, ParseTensor in the one that uses it
@@ -21,23 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine.tensorflow.functions import Functions
-from prpc_engine.tensorflow.nodes import BOOL, REF, STRING, VARIANT, Edge, Node, text_of
+from prpc_engine.tensorflow.nodes import BOOL, REF, STRING, VARIANT, Edge, Node, is_seeded, text_of
 from prpc_engine.tensorflow.partition import BLOCKING, READS, REMOTE, Branch, Kind, Plan, Stage, of_frame
 
-# Kernels that keep a generator of their own.
-PRIVATE = frozenset(
-    {
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoisson",
-        "RandomPoissonV2",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
-)
 ITERATORS = frozenset({"IteratorV2", "Iterator", "OneShotIterator"})
 # Types that numpy lacks go over as integers of their size: qint8, quint8, qint32, qint16, quint16. And variants as strings.
 _CARRIED = {11: 6, 12: 4, 13: 3, 15: 5, 16: 17, VARIANT: STRING}
@@ -46,7 +33,7 @@ _VALUE_OPS = {"RefSwitch": "Switch", "RefEnter": "Enter", "RefExit": "Exit", "Re
 
 @dataclass
 class Fixed:
-    """A node that is made once: its NodeDef, behind those of its constants."""
+    """A node that is made once: its NodeDef, behind those of what its inputs are made of."""
 
     definitions: list[Any]
     is_private: bool  # made once a session of a user, else once a task
@@ -62,6 +49,7 @@ class Part:
     fetches: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)  # its nodes that may wait for another step
+    kernels: dict[str, Fixed] = field(default_factory=dict)  # by the PyFunc in `graph` that runs it; inputs: placeholders
 
 
 @dataclass(frozen=True)
@@ -267,15 +255,39 @@ class Rewriter:
     def _copy(self, part: Part, node: Node, inputs: Iterable[str], controls: Iterable[str]) -> Any:
         sources = list(inputs)  # first: they add nodes of their own
         copy = part.graph.node.add()
-        copy.CopyFrom(node.definition)
-        _strip(copy)
+        if node.has_random_state and is_seeded(node.definition):
+            self._call_kernel(part, node, copy)
+        else:
+            copy.CopyFrom(node.definition)
+            _strip(copy)
         copy.input.extend(sources)
         copy.input.extend(f"^{name}" for name in controls)
         return copy
 
+    def _call_kernel(self, part: Part, node: Node, call: Any) -> None:
+        """Have `call` run the kernel that the session has of this node, whichever part it stands in.
+
+        A copy in each part would begin its sequence anew with each set of fetches. TensorFlow's own sessions have one a node.
+        """
+        definition = type(node.definition)()
+        definition.CopyFrom(node.definition)
+        _strip(definition)
+        definitions = []
+        for number, kind in enumerate(node.in_types):
+            placeholder = type(node.definition)(name=f"prpc_input_{number}", op="Placeholder")
+            placeholder.attr["dtype"].type = kind
+            placeholder.attr["shape"].shape.unknown_rank = True
+            definitions.append(placeholder)
+            definition.input.append(placeholder.name)
+        part.kernels[node.name] = Fixed([*definitions, definition], is_private=True)
+        call.name, call.op = node.name, "PyFunc"
+        call.attr["token"].s = b""  # where it is loaded, it gets the function that runs the kernel
+        call.attr["Tin"].list.type.extend(node.in_types)
+        call.attr["Tout"].list.type.extend(node.out_types)
+
     def _is_private(self, node: Node) -> bool:
         return (
-            node.op in PRIVATE
+            node.has_random_state
             and not node.controls
             and all(self._plan.kinds.get(name) is Kind.CONSTANT and (name, 0) not in self._plan.feeds for name, _ in node.inputs)
         )
@@ -284,14 +296,14 @@ class Rewriter:
         """See to it that it is made; its name."""
         if node.name not in part.fixed:
             definitions = []
-            for one in [*(self._nodes[name] for name, _ in node.inputs), node]:
+            for one in self._plan.graph.made_of(node):
                 definition = type(one.definition)()
                 definition.CopyFrom(one.definition)
                 _strip(definition)
+                definition.input.extend(map(text_of, one.inputs))
                 definitions.append(definition)
             last = definitions[-1]
-            last.input.extend(name for name, _ in node.inputs)
-            is_private = node.op in PRIVATE or node.op in ITERATORS
+            is_private = node.has_random_state or node.op in ITERATORS
             if not is_private and "shared_name" in last.attr and not last.attr["shared_name"].s:
                 last.attr["shared_name"].s = node.name.encode()  # by default it is that of the node, which is another here
             part.fixed[node.name] = Fixed(definitions, is_private)
@@ -299,7 +311,8 @@ class Rewriter:
 
     def _add_functions(self, part: Part) -> None:
         """Those that its nodes call."""
-        nodes = [*part.graph.node, *(one for fixed in part.fixed.values() for one in fixed.definitions)]
+        made_once = [*part.fixed.values(), *part.kernels.values()]
+        nodes = [*part.graph.node, *(one for fixed in made_once for one in fixed.definitions)]
         self._functions.bring(nodes, part.graph.library)
 
 

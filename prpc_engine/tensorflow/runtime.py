@@ -3,7 +3,8 @@
     what                               in that graph
     a part                             under "prpc_g<k>/", once for each load()
     a handle                           under "prpc_h<k>/", once a task: all parts that name it mean one variable, queue or table
-    what has a state of its kernel's   under "prpc_h<k>/", once for each session of a user
+    what has a state of its kernel's   under "prpc_h<k>/", once for each session of a user; where its inputs differ from part to
+                                       part, they are placeholders, and a PyFunc in each part runs it
 
 A container that was reset goes on under another name: parts that were loaded before mean what is gone, and are to be loaded
 again. TensorFlow cannot take a node out of a graph.
@@ -27,6 +28,7 @@ from tensorflow.python.framework import constant_op, dtypes, importer, ops
 from tensorflow.python.framework import errors_impl as tf_errors
 from tensorflow.python.ops import gen_resource_variable_ops as resources
 from tensorflow.python.ops import gen_state_ops as states
+from tensorflow.python.ops import script_ops
 
 from prpc_engine.tensorflow.gate import CLEAR, GIVE, with_gate
 from prpc_engine.tensorflow.rewrite import Fixed, Part
@@ -37,8 +39,9 @@ IN_CALLERS_THREAD = -1  # RunOptions.inter_op_thread_pool
 class Loaded:
     """A part that can be run, by several threads at a time."""
 
-    def __init__(self, session: Any, options: Any) -> None:
+    def __init__(self, session: Any, options: Any, functions: Sequence[Callable[..., Any]] = ()) -> None:
         self._python_session, self._options = session, options
+        self._functions = functions  # that its ops call: TensorFlow has weak references to them
         self._callable = session._make_callable_from_options(options)  # its end releases the handle
         self._session, self._handle = session._session, self._callable._handle
 
@@ -176,16 +179,17 @@ class Runtime:
     def load(self, part: Part, scope: str) -> Loaded:
         """Make a part ready to run; `scope` is the user's session. Raises errors of TensorFlow and ValueError for a bad graph."""
         with self._lock:
-            return Loaded(self.session, self._add(part, scope)[0])
+            options, _, functions = self._add(part, scope)
+            return Loaded(self.session, options, functions)
 
     def load_with(self, part: Part, scope: str, targets: Sequence[str]) -> list[Loaded]:
         """The same, and more of its ops, each of which can be run by itself."""
         with self._lock:
-            options, prefix = self._add(part, scope)
+            options, prefix, functions = self._add(part, scope)
             others = [config_pb2.CallableOptions(target=[f"{prefix}/{one}"], run_options=options.run_options) for one in targets]
-            return [Loaded(self.session, one) for one in (options, *others)]
+            return [Loaded(self.session, one, functions) for one in (options, *others)]
 
-    def _add(self, part: Part, scope: str) -> tuple[Any, str]:
+    def _add(self, part: Part, scope: str) -> tuple[Any, str, list[Callable[..., Any]]]:
         fixed = {name: self._fix(one, part, scope) for name, one in part.fixed.items()}
         wanted = {text for node in part.graph.node for text in node.input}
         inputs = {}
@@ -194,13 +198,32 @@ class Runtime:
                 for text in (f"{name}:{index}", name) if index == 0 else (f"{name}:{index}",):
                     if text in wanted:
                         inputs[text] = output
-        prefix = self._import(part.graph, "prpc_g", inputs)
+        graph, functions = part.graph, list[Callable[..., Any]]()
+        if part.kernels:
+            graph = graph_pb2.GraphDef()
+            graph.CopyFrom(part.graph)  # a part may be loaded more than once
+            for node in graph.node:
+                if node.name in part.kernels:
+                    kernel = self._kernel(part.kernels[node.name], part, scope)
+                    functions.append(kernel)
+                    node.attr["token"].s = script_ops._py_funcs.insert(kernel).encode()
+        prefix = self._import(graph, "prpc_g", inputs)
         options = config_pb2.CallableOptions()
         options.feed.extend(f"{prefix}/{name}" for name in part.feeds)
         options.fetch.extend(_placed(name, fixed, prefix) for name in part.fetches)
         options.target.extend(f"{prefix}/{name}" for name in part.targets)
         options.run_options.inter_op_thread_pool = IN_CALLERS_THREAD
-        return options, prefix
+        return options, prefix, functions
+
+    def _kernel(self, fixed: Fixed, part: Part, scope: str) -> Callable[..., Any]:
+        """A function that runs a node which all parts of a session share."""
+        operation = self._fix(fixed, part, scope)
+        options = config_pb2.CallableOptions()
+        options.feed.extend(one.name for one in operation.inputs)
+        options.fetch.extend(one.name for one in operation.outputs)
+        options.run_options.inter_op_thread_pool = IN_CALLERS_THREAD
+        loaded = Loaded(self.session, options)
+        return lambda *values: loaded.run(values)
 
     def _fix(self, fixed: Fixed, part: Part, scope: str) -> Any:
         definitions = fixed.definitions

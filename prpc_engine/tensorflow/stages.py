@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -51,21 +51,24 @@ RUNS_AT_ONCE_MAX = 4096  # threads: each waits for a step, or for what a queue w
 
 def pack_part(part: Part) -> list[Any]:
     """What register() is given of it."""
-    fixed = [[name, one.is_private, [node.SerializeToString() for node in one.definitions]] for name, one in part.fixed.items()]
-    return [part.graph.SerializeToString(deterministic=True), fixed, part.feeds, part.fetches, part.targets, part.waiting]
+    graph = part.graph.SerializeToString(deterministic=True)
+    names = (part.feeds, part.fetches, part.targets, part.waiting)
+    return [graph, _pack_fixed(part.fixed), _pack_fixed(part.kernels), *names]
 
 
 def unpack_part(packed: Sequence[Any]) -> Part:
     """The part. Raises ValueError and DecodeError for anything else."""
-    graph, fixed, feeds, fetches, targets, waiting = packed
-    return Part(
-        graph_pb2.GraphDef.FromString(graph),
-        {name: Fixed([node_def_pb2.NodeDef.FromString(one) for one in nodes], private) for name, private, nodes in fixed},
-        feeds,
-        fetches,
-        targets,
-        waiting,
-    )
+    graph, fixed, kernels, feeds, fetches, targets, waiting = packed
+    graph_def = graph_pb2.GraphDef.FromString(graph)
+    return Part(graph_def, _unpack_fixed(fixed), feeds, fetches, targets, waiting, _unpack_fixed(kernels))
+
+
+def _pack_fixed(fixed: Mapping[str, Fixed]) -> list[list[Any]]:
+    return [[name, one.is_private, [node.SerializeToString() for node in one.definitions]] for name, one in fixed.items()]
+
+
+def _unpack_fixed(packed: Sequence[Any]) -> dict[str, Fixed]:
+    return {name: Fixed([node_def_pb2.NodeDef.FromString(one) for one in nodes], private) for name, private, nodes in packed}
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ class Stages:
 
     def _register(self, session: str, packed: list[Any], answer: Deferred) -> None:
         try:
-            is_private = any(private for _, private, _ in packed[1])
+            is_private = any(private for made_once in packed[1:3] for _, private, _ in made_once)
             content = hashlib.sha256(repr([session if is_private else "", packed]).encode()).digest()
             handle = self._by_content.get(content)
             if handle is None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import prpc_engine.tensorflow as prpc_tf
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
-from tests.tensorflow import flows, kills, scenarios, semantics, traces
+from tests.tensorflow import flows, kills, scenarios, semantics, states, traces
 from tests.tensorflow.scenarios import Task, error_of
 
 v1 = tf.compat.v1
@@ -25,9 +25,9 @@ def in_plane(task: Task, plane: str, fuse: bool, which: str, **keywords: Any) ->
     """Another scenario, in that plane."""
     os.environ["PRPC_TF_PLANE"], task.fuse = plane, fuse
     try:
-        return {**vars(scenarios), **vars(semantics), **vars(flows), **vars(kills), **vars(traces), **globals()}[which](
-            task, **keywords
-        )
+        modules = (scenarios, semantics, flows, kills, traces, states)
+        known = {name: value for module in modules for name, value in vars(module).items()}
+        return {**known, **globals()}[which](task, **keywords)
     finally:
         del os.environ["PRPC_TF_PLANE"]
         task.fuse = False

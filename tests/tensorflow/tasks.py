@@ -98,9 +98,9 @@ def main(clusters: str, job: str, index: str) -> None:
     import prpc_engine.tensorflow as prpc_tf
 
     prpc_tf.install()
-    from tests.tensorflow import copies, exchanges, flows, kills, mistakes, scenarios, semantics, traces
+    from tests.tensorflow import copies, exchanges, flows, kills, mistakes, scenarios, semantics, states, traces
 
-    modules = (scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces)
+    modules = (scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces, states)
     known = {name: value for module in modules for name, value in vars(module).items()}
     runs = {protocol: scenarios.Task(protocol, cluster, job, int(index)) for protocol, cluster in json.loads(clusters).items()}
     out = os.fdopen(os.dup(1), "w")
