@@ -5,11 +5,12 @@ there.
     Server.__init__, start, join,        protocol="prpc" or "grpc++": a TaskServer
       target, __del__
     BaseSession.__init__                 a target that is a server of ours: TensorFlow's session on an empty target, as a shell
-    BaseSession._do_run                  of such a session: runs on the server's plane; every way to run a step leads here
+    BaseSession._do_run                  of such a session: runs on the server's plane; run() and all below lead here
     BaseSession.run                      of such a session, with run_metadata: it gets what all tasks of the step say (tracing.py)
     BaseSession.partial_run_setup        of such a session: UnimplementedError
     Session.reset                        of a target of ours: its containers, in all tasks
     BaseSession.make_callable, close,    the same
+      _make_callable_from_options,
       list_devices
     RunConfig's check of its properties  lets our protocols through; and warns of what does not go over them
     tf.compat.v1.ConfigProto             takes tensor_fuse (proto.py), when TensorFlow was imported before
@@ -29,6 +30,7 @@ from tensorflow_estimator.python.estimator import run_config
 
 from prpc_engine import errors as engine_errors
 from prpc_engine.tensorflow import errors, proto
+from prpc_engine.tensorflow.callables import OptionsCallable
 from prpc_engine.tensorflow.plane import plane_for
 from prpc_engine.tensorflow.server import PROTOCOLS, TaskServer, server_of
 from shard import ShardError
@@ -60,6 +62,7 @@ def apply(protocol: str) -> None:
         (_Session, "run", _session_run),
         (_Session, "partial_run_setup", _session_partial_run_setup),
         (_Session, "make_callable", _session_make_callable),
+        (_Session, "_make_callable_from_options", _session_make_callable_from_options),
         (_Session, "close", _session_close),
         (_Session, "list_devices", _session_list_devices),
         (tf_sessions.Session, "reset", staticmethod(_session_reset)),
@@ -200,6 +203,12 @@ def _session_make_callable(self: Any, fetches: Any, feed_list: Any = None, accep
         return self.run(fetches, dict(zip(fed, values, strict=True)), **options)
 
     return run
+
+
+def _session_make_callable_from_options(self: Any, options: Any) -> Any:
+    if "_prpc" not in self.__dict__:
+        return _before[_Session, "_make_callable_from_options"](self, options)
+    return OptionsCallable(self, options)
 
 
 def _session_close(self: Any) -> None:

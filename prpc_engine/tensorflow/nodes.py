@@ -163,6 +163,16 @@ class Graph:
                 waiting.extend(one for one in node.controls if one not in given)
         return found
 
+    def connected(self, connections: Mapping[Edge, Edge]) -> Graph:
+        """A copy in which whatever takes an edge that is a key here takes the edge that it is connected to."""
+        definition = type(self.definition)()
+        definition.CopyFrom(self.definition)
+        texts = {text_of(to): text_of(source) for to, source in connections.items()}
+        texts.update({f"{name}:0": text_of(source) for (name, index), source in connections.items() if not index})
+        for node in definition.node:
+            node.input[:] = [texts.get(text, text) for text in node.input]
+        return Graph(definition, self.signature_of)
+
     def made_of(self, handle: Node) -> list[Node]:
         """The nodes that make a handle's inputs, in an order in which they can run, and last the handle itself."""
         found: dict[str, Node] = {}

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from prpc_engine.errors import ConfigError
+from prpc_engine.tensorflow.nodes import Edge
 from prpc_engine.tensorflow.sendrecv import SendRecvPlane
 from prpc_engine.tensorflow.server import TaskServer
 from prpc_engine.tensorflow.star import StarPlane
@@ -35,6 +36,9 @@ class Plane(Protocol):
 
     def traced(self, options: Any) -> AbstractContextManager[Trace]:
         """The step that runs in this thread meanwhile is traced by these RunOptions."""
+
+    def connected(self, connections: tuple[tuple[Edge, Edge], ...]) -> AbstractContextManager[None]:
+        """In the step that runs in this thread meanwhile, the second edge of each pair stands in the place of the first."""
 
     def forget(self) -> None:
         """What is kept from step to step is made anew: the tasks have lost it."""

@@ -31,7 +31,7 @@ from prpc_engine.cluster.names import device
 from prpc_engine.message import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, stages, tensors
 from prpc_engine.tensorflow.lower import lowered
-from prpc_engine.tensorflow.nodes import Graph, Signature
+from prpc_engine.tensorflow.nodes import Edge, Graph, Signature
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
 from prpc_engine.tensorflow.place import Misplaced, Placer
 from prpc_engine.tensorflow.rewrite import Call, Part, Rewriter
@@ -219,6 +219,7 @@ class _Now(threading.local):
     until: float | None = None  # by the monotonic clock
     trace: Trace | None = None
     run: Run | None = None
+    connections: tuple[tuple[Edge, Edge], ...] = ()  # (an edge, what stands in its place)
 
 
 class StarPlane:
@@ -286,10 +287,19 @@ class StarPlane:
         finally:
             self.now.trace = None
 
+    @contextlib.contextmanager
+    def connected(self, connections: tuple[tuple[Edge, Edge], ...]) -> Iterator[None]:
+        """See Plane."""
+        self.now.connections = connections
+        try:
+            yield
+        finally:
+            self.now.connections = ()
+
     def _run(
         self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], said: bytes, metadata: Any
     ) -> list[Any]:
-        key = (tuple(map(id, targets)), tuple(map(id, fetches)), tuple(feeds))
+        key = (tuple(map(id, targets)), tuple(map(id, fetches)), tuple(feeds), self.now.connections)
         step = self._steps.get(key)
         if step is None:
             with self._making:
@@ -329,7 +339,10 @@ class StarPlane:
             wanted = [(one.op.name, one.value_index) for one in fetches]
             fed = [(one.op.name, one.value_index) for one in feeds]
             placer, own = self._placer, self._server.task
-            graph, wanted, run = lowered(self._graph_now(), placer, own, wanted, [one.name for one in targets], fed)
+            graph = self._graph_now()
+            if self.now.connections:
+                graph = graph.connected(dict(self.now.connections))
+            graph, wanted, run = lowered(graph, placer, own, wanted, [one.name for one in targets], fed)
             plan = cut(graph, placer, own, wanted, run, fed)
         except Misplaced as error:
             raise tf_errors.InvalidArgumentError(None, None, str(error)) from None

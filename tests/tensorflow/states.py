@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
 from tests.tensorflow.scenarios import Task
 
@@ -88,3 +89,53 @@ def table_of_a_fed_key(task: Task) -> Any:
             except tf.errors.OpError as error:
                 return [type(error).__name__, str(error)]
         return []
+
+
+def keras_fit(task: Task) -> Any:
+    """A model of Keras over a session of the server: compiled, fitted on arrays and on tensors, evaluated, saved, asked."""
+    v1.disable_eager_execution()
+    keras = v1.keras
+    rng = np.random.RandomState(3)
+    data, wanted = rng.rand(24, 4).astype(np.float32), rng.rand(24, 1).astype(np.float32)
+    with task.graph() as graph, task.setter(), task.session(allow_soft_placement=True) as session:
+        keras.backend.set_session(session)
+        try:
+            model = keras.Sequential(
+                [
+                    keras.layers.Dense(5, "relu", kernel_initializer=keras.initializers.glorot_uniform(seed=1), input_shape=(4,)),
+                    keras.layers.Dropout(0.5, seed=2),
+                    keras.layers.Dense(1, kernel_initializer=keras.initializers.glorot_uniform(seed=3)),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            fitted = model.fit(data, wanted, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+            by_tensors = model.fit(tf.constant(data), tf.constant(wanted), steps_per_epoch=2, epochs=1, verbose=0).history["loss"]
+            found = [fitted, by_tensors, model.evaluate(data, wanted, verbose=0), model.predict(data[:2])]
+            weights = model.get_weights()
+            model.set_weights([0 * one for one in weights])
+            return [*found, weights[0], model.predict(data[:1]), model.train_on_batch(data, wanted), graph is session.graph]
+        finally:
+            keras.backend.set_session(None)
+
+
+def callables(task: Task) -> Any:
+    """The ways to run a step besides run(): a callable of fetches, one of options with a connection and with metadata."""
+    with task.graph(), task.setter():
+        v = v1.get_variable("v", [2], initializer=v1.ones_initializer())
+        x, y = v1.placeholder(tf.float32, [2], name="x"), v1.placeholder(tf.float32, [2], name="y")
+        total, add = v + x * y, v1.assign_add(v, [1.0, 1.0])
+        options = config_pb2.CallableOptions()
+        options.feed.append(x.name)
+        ten = x * 10.0
+        options.fetch.extend([total.name, ten.name])
+        options.target.append(add.op.name)
+        connection = options.tensor_connection.add()
+        connection.from_tensor, connection.to_tensor = ten.name, y.name
+        with task.session() as session:
+            session.run(v1.global_variables_initializer())
+            by_fetches = session.make_callable(total, [x, y])
+            by_options, metadata = session._make_callable_from_options(options), v1.RunMetadata()
+            found = [by_fetches([1.0, 2.0], [3.0, 4.0])]
+            found.append(by_options(np.array([1.0, 2.0], np.float32))[1])
+            found.append(by_options(np.array([3.0, 4.0], np.float32), run_metadata=metadata)[1])
+            return [*found, session.run(v)]
