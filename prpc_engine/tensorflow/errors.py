@@ -12,7 +12,7 @@
     ConfigError, BadArguments                        InvalidArgumentError
     anything else                                    InternalError
 
-An op of the own graph that raises ends the step with Unknown, whatever it raises. So it leaves the error here, and its number in
+An op of the own graph that raises ends the step with one code, whatever it raises. So it leaves the error here, and its number in
 the text; who ran the step takes it from here.
 """
 
@@ -75,12 +75,17 @@ def from_engine(error: Exception) -> Exception:
     return typed
 
 
-def keep(error: Exception) -> RuntimeError:
+class KeptError(StopIteration):
+    """Stands for an error that was left here. TensorFlow logs a warning with a traceback for what a PyFunc raises, but for a
+    StopIteration, which is how its own generators end."""
+
+
+def keep(error: Exception) -> KeptError:
     """What to raise in an op, for `error` to be what its step ends with."""
     number = next(_numbers)
     _kept[number] = error
     _kept.pop(number - KEPT_MAX, None)
-    return RuntimeError(f"prpc-error-{number}")
+    return KeptError(f"prpc-error-{number}")
 
 
 def of_step(error: Exception) -> Exception:
