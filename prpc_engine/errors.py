@@ -4,7 +4,8 @@ RpcError
 ├── NotSent              it never left this process        → safe to send again, elsewhere
 │   ├── MasterUnreachable   no master answers there         → start one, or mend the address
 │   ├── NoPath              none of our transports connects → the text says why, one each
-│   └── NoServer            no live server of that service  → start one, or wait longer
+│   ├── NoServer            no live server of that service  → start one, or wait longer
+│   └── NotAPeer            a server of another kind is there → mend the address, or start ours there
 ├── Rejected             the server refused before running → safe to send again when mended
 │   ├── UnknownService      nobody there has that name      → mend the name
 │   ├── UnknownMethod       the service lacks that method   → mend the name
@@ -57,6 +58,7 @@ __all__ = [
     "NoServer",
     "NoSuchNode",
     "NodeExists",
+    "NotAPeer",
     "NotAllowed",
     "NotSent",
     "Rejected",
@@ -97,6 +99,10 @@ class NoPath(NotSent):
 
 class NoServer(NotSent):
     """No live server of that service is known."""
+
+
+class NotAPeer(NotSent):
+    """A server of another protocol, such as gRPC, listens at that address."""
 
 
 class Rejected(RpcError):

@@ -33,6 +33,7 @@ from shard import (
     Dealer,
     DealtPort,
     Driver,
+    ForeignProtocolError,
     ForkedError,
     Future,
     Limits,
@@ -314,7 +315,7 @@ class Node:
         return addresses
 
     def _go(self, transport: Transport, addresses: Sequence[str], timeout_s: float, asked: str) -> Connection[Any] | Refusal:
-        """Try one path. Raises AuthenticationFailed: the others would lead to the same peer."""
+        """Try one path. Raises AuthenticationFailed and NotAPeer: the others would lead to the same place."""
         name = transport.scheme
         address = next((one for one in addresses if one.startswith(f"{name}://")), None)
         if address is None:
@@ -324,6 +325,8 @@ class Node:
             return transport.connect(address, timeout_s) if reason is None else Refusal(name, reason, False)
         except AuthenticationError as error:
             raise errors.AuthenticationFailed(f"{asked} at {address}: {error}") from error
+        except ForeignProtocolError as error:
+            raise errors.NotAPeer(f"{asked} at {address}: {error}") from error
         except ShardError as error:
             return Refusal(name, str(error), True)
         except OSError as error:  # no /dev/shm, or no descriptor left

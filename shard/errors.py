@@ -14,6 +14,7 @@ ShardError
 └── ProtocolError            (abstract) the wire format was broken
     ├── LocalProtocolError   we were about to send it               → a bug on this side
     └── RemoteProtocolError  the peer sent it                       → drop the connection
+        └── ForeignProtocolError  another kind of server is there   → mend the address, or start ours there
 """
 
 from __future__ import annotations
@@ -73,3 +74,7 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent something that the format does not allow."""
+
+
+class ForeignProtocolError(RemoteProtocolError):
+    """A server of another protocol listens at that address: to connect again leads to the same one."""

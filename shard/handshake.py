@@ -44,7 +44,7 @@ import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from shard.errors import AuthenticationError, RemoteProtocolError
+from shard.errors import AuthenticationError, ForeignProtocolError, RemoteProtocolError
 
 MAGIC = b"PRPC"
 HANDSHAKE_VERSION = 2
@@ -56,6 +56,7 @@ LANES_MAX = 9  # as many as Limits.connections_per_peer may be
 CHECKED = 1  # of a hello's wishes
 ACCEPTED, REFUSED = b"\x06", b"\x15"
 
+HTTP2_FIRST_TYPES = (4, 7)  # SETTINGS, GOAWAY
 TLS_HANDSHAKE, TLS_ALERT = b"\x16\x03", b"\x15\x03"  # how records of TLS begin
 TLS_MISSING_TEXT = (
     "the peer speaks TLS, this side does not: set PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA at both sides, or at none"
@@ -84,8 +85,24 @@ def _check(role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> int:
     return zlib.crc32(role + connector_hello + acceptor_hello)
 
 
+def check_protocol(begin: bytes) -> None:
+    """Raise ForeignProtocolError for what a server of HTTP/2 says first: a SETTINGS or a GOAWAY frame of stream 0.
+
+        offset  size  field
+             0     3  length of what follows the header
+             3     1  type: 4 SETTINGS, 7 GOAWAY
+             4     1  flags: none
+             5     4  stream
+
+    The layout is that of RFC 9113, section 4.1. The first byte of ours is none of a length that such a frame has.
+    """
+    if len(begin) >= 9 and begin[0] == 0 and begin[3] in HTTP2_FIRST_TYPES and begin[4:9] == bytes(5):
+        raise ForeignProtocolError("a gRPC (HTTP/2) server listens there, and no prpc peer")
+
+
 def _check_magic(begin: bytes) -> None:
     """`begin`: a hello, or its first four bytes at least."""
+    check_protocol(begin)
     if begin.startswith(TLS_HANDSHAKE):
         raise RemoteProtocolError(TLS_MISSING_TEXT)
     if not begin.startswith(MAGIC):

@@ -236,6 +236,10 @@ class Link:
         while True:
             try:
                 peer = self._meet()
+            except errors.NotAPeer as error:  # to wait does not help
+                self._on_failure()
+                self._end(errors.ConfigError(f"{error}; start {self.task} with the protocol of this task, or mend the cluster"))
+                return
             except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded) as error:
                 self._on_failure()
                 self._why = f" ({error})"

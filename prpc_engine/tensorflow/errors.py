@@ -1,11 +1,13 @@
 """Errors of the engine and of other tasks as those of TensorFlow, and how a typed one gets through an op.
 
     the engine's                                     TensorFlow's             what its sessions do
-    TaskLost, TaskUnreachable, NotSent, MaybeExecuted, Closed
+    TaskLost, NotSent, MaybeExecuted, Closed
                                                      UnavailableError         a recoverable session is made again
     TaskRestarted                                    AbortedError             the same
     StepAborted                                      CancelledError           another task's error ended the step
     DeadlineExceeded                                 DeadlineExceededError    as operation_timeout_in_ms promises
+    TaskUnreachable                                  DeadlineExceededError    end with it: the task had the whole connection
+                                                                              timeout to come up in
     Cancelled                                        CancelledError           the session was closed
     ShmFull, Backpressure                            ResourceExhaustedError
     AuthenticationFailed, NotAllowed                 PermissionDeniedError
@@ -25,7 +27,7 @@ from typing import Any
 from tensorflow.python.framework import errors_impl as tf_errors
 
 from prpc_engine import errors
-from prpc_engine.cluster.errors import StepAborted, TaskRestarted
+from prpc_engine.cluster.errors import StepAborted, TaskRestarted, TaskUnreachable
 from shard import ShardError
 
 KEPT_MAX = 4096  # the last ones: of an op that failed when its step had ended already, nobody takes the error
@@ -36,7 +38,7 @@ _kept: dict[int, Exception] = {}
 
 _CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Any], ...] = (
     # In this order: the first that fits.
-    (errors.DeadlineExceeded, tf_errors.DeadlineExceededError),
+    ((errors.DeadlineExceeded, TaskUnreachable), tf_errors.DeadlineExceededError),
     (errors.Cancelled, tf_errors.CancelledError),
     (TaskRestarted, tf_errors.AbortedError),
     (StepAborted, tf_errors.CancelledError),

@@ -25,7 +25,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
-from shard.handshake import ACCEPTED, HELLO, MAGIC, ONLY_LANE, TLS_ALERT, TLS_MISSING_TEXT, Acceptor, Connector, Lane
+from shard.handshake import (
+    ACCEPTED,
+    HELLO,
+    MAGIC,
+    ONLY_LANE,
+    TLS_ALERT,
+    TLS_MISSING_TEXT,
+    Acceptor,
+    Connector,
+    Lane,
+    check_protocol,
+)
 from shard.identity import JOB_SECRET, PeerIdentity
 from shard.reactor import Reactor
 from shard.timers import Timer
@@ -47,8 +58,8 @@ Deal = Callable[[socket.socket, str, "Lane | None"], bool]  # socket, host, lane
 
 
 def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """`count` bytes from a blocking socket, until time.monotonic() says `deadline`. Raises PeerLostError, TimeoutError, and
-    AuthenticationError when the peer turns out to speak TLS."""
+    """`count` bytes from a blocking socket, until time.monotonic() says `deadline`. Raises PeerLostError, TimeoutError,
+    AuthenticationError when the peer turns out to speak TLS, and ForeignProtocolError when it speaks HTTP/2."""
     received = b""
     while len(received) < count:
         remaining_s = deadline - time.monotonic()
@@ -64,6 +75,7 @@ def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
         if not data:
             if received.startswith(TLS_ALERT):
                 raise AuthenticationError(TLS_MISSING_TEXT)
+            check_protocol(received)
             raise PeerLostError("the peer hung up during the handshake")
         received += data
     return received

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shard import Node, Reactor, UnreachableError
+from shard import ForeignProtocolError, Node, Reactor, UnreachableError
 from shard.handshake import HELLO, Connector
 from shard.identity import PeerIdentity
 from shard.transport.meeting import Door, DoorStatistics, Greeting, meet, receive_exactly
@@ -101,3 +101,15 @@ def test_a_listener_that_hangs_up_is_not_waited_for() -> None:
     two.close()
     with one, pytest.raises(UnreachableError, match="hung up during the handshake: too many connections there"):
         meet(one, "unix", NODE, KIND, PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "first", [bytes([0, 0, 18, 4, 0, 0, 0, 0, 0]) + bytes(18), bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + bytes(90)]
+)
+def test_a_server_of_http2_is_told_from_one_that_has_too_many_connections(first: bytes) -> None:
+    """What a gRPC server says first, a SETTINGS or GOAWAY frame: shorter than our hello, and longer."""
+    one, two = socket.socketpair()
+    with one, two, pytest.raises(ForeignProtocolError, match=r"a gRPC \(HTTP/2\) server listens there"):
+        two.sendall(first)
+        two.shutdown(socket.SHUT_WR)
+        meet(one, "tcp://there", NODE, KIND, PATIENCE_S)

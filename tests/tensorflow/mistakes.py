@@ -99,3 +99,31 @@ def other_cluster(task: Task) -> Any:
 def not_up(task: Task) -> Any:
     """Nobody is there; the session allows each call as long as a first attempt takes on a busy machine."""
     return _one_step(operation_timeout_in_ms=3000)
+
+
+def _monitored(ps: str) -> Any:
+    """A monitored session of a new worker, with a variable at that ps: what its construction raises."""
+    cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
+    if ps:
+        cluster["ps"] = [ps]
+    server = _server(cluster, "worker", 0)
+    try:
+        with tf.Graph().as_default(), v1.device("/job:ps/task:0"):
+            v1.get_variable("v", [], initializer=v1.ones_initializer())
+            return _told(lambda: v1.train.MonitoredTrainingSession(server.target).close())
+    finally:
+        server._prpc.close()
+
+
+def grpc_ps(task: Task) -> Any:
+    """A stock server is where the ps should be. (For the task of the stock protocol.)"""
+    return _monitored(task.cluster.job_tasks("ps")[0])
+
+
+def never_up(task: Task) -> Any:
+    """Nobody comes up at the ps's address within the connection timeout."""
+    os.environ["NETWORK_MAX_CONNECTION_TIMEOUT"] = "1500"
+    try:
+        return _monitored("")
+    finally:
+        del os.environ["NETWORK_MAX_CONNECTION_TIMEOUT"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import secrets
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.program import ROOT
-from tests.tensorflow.tasks import Job
+from tests.tensorflow.tasks import PATIENCE_S, Job, clusters
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,75 @@ def test_a_ps_that_is_not_up_is_named_and_waited_for_as_long_as_the_session_says
     assert "\n" not in text
     (line,) = [one for one in told if one.startswith("waiting for ")]
     assert line.startswith("waiting for /job:ps/task:0")
+
+
+def test_a_stock_server_in_the_place_of_a_ps_is_named_and_ends_a_monitored_session(job: Job) -> None:
+    kind, text = job.worker().do("grpc_ps", "grpc")
+    assert kind == "InvalidArgumentError", text
+    assert "a gRPC (HTTP/2) server listens there" in text
+    assert "start /job:ps/task:0 with the protocol of this task" in text
+
+
+def test_a_ps_that_never_comes_up_ends_a_monitored_session_after_the_connection_timeout(job: Job) -> None:
+    kind, text = job.worker().do("never_up", "prpc")
+    assert kind == "DeadlineExceededError", text
+    assert "/job:ps/task:0" in text and "NETWORK_MAX_CONNECTION_TIMEOUT" in text
+
+
+DATA_AT_A_PS = """
+import json, os
+import tensorflow as tf
+
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+config = json.loads(os.environ["TF_CONFIG"])
+cluster, job = tf.train.ClusterSpec(config["cluster"]), config["task"]["type"]
+server = v1.train.Server(cluster, job_name=job, task_index=0)
+if job == "ps":
+    server.join()
+with v1.device(v1.train.replica_device_setter(cluster=cluster)):
+    with v1.device("/job:ps/task:0"):
+        one = v1.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
+    step = v1.train.get_or_create_global_step()
+    op = v1.assign_add(step, 0 * one + 1)
+turns = 0
+with v1.train.MonitoredTrainingSession(server.target) as session:
+    while not session.should_stop():
+        session.run(op)
+        turns += 1
+print(turns, flush=True)
+"""
+
+
+@pytest.mark.parametrize("plane", ["star", "sendrecv"])
+def test_the_end_of_the_data_puts_nothing_into_any_log(plane: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'")
+    script = tmp_path / "script.py"
+    script.write_text(DATA_AT_A_PS)
+    cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
+    with contextlib.ExitStack() as ending:
+        tasks = {}
+        for name in ("ps", "worker"):
+            tasks[name] = process = subprocess.Popen(
+                [sys.executable, "-m", "prpc_engine.tensorflow", str(script)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "PRPC_TF_PLANE": plane,
+                    "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": name, "index": 0}}),
+                },
+            )
+            ending.enter_context(process)
+            ending.callback(process.kill)
+        out, told = tasks["worker"].communicate(timeout=PATIENCE_S)
+        tasks["ps"].kill()
+        told += tasks["ps"].communicate(timeout=PATIENCE_S)[1]
+        assert out == "5\n", told
+        for word in ("Traceback", "prpc-error", "op_kernel"):
+            assert word not in told
 
 
 def test_without_tensorflow_it_says_how_to_get_it() -> None:
