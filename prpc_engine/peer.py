@@ -165,9 +165,9 @@ class Peer:
         call_id = self._next_id()
         if blocks and not stable:
             client = None  # the caller may change its arrays once this returns
-        call = self._in_flight[call_id] = Call(
-            self._waiter, 0, None, None, self.calls, call_id, (method, route), client, body, blocks if client is not None else ()
-        )
+        kept = blocks if client is not None else ()
+        call = Call(self._waiter, 0, None, None, None, self.calls, call_id, (method, route), client, body, kept)
+        self._in_flight[call_id] = call
         try:
             self._send(_pack(REQUEST, 0, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
         except BaseException as error:

@@ -6,7 +6,10 @@ with shard.ShardGroup(2) as group:
 
 from __future__ import annotations
 
-from shard import failpoints as failpoints  # first: it instruments the modules imported after it, where it is asked to
+from shard import interpreter as interpreter  # first of all: what follows relies on it
+
+# isort: split
+from shard import failpoints as failpoints  # then this: it instruments the modules imported after it, where it is asked to
 
 # isort: split
 from shard.books import Held, Lease

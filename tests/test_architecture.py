@@ -151,7 +151,7 @@ LONGER_FOR_A_REASON: dict[str, str] = {}
 # Layers from the ground up; a module sees those in layers below its own. Names ending in "." stand for a whole package.
 LAYERS = {
     "shard": (
-        ("shard.errors", "shard.topology", "shard.restart"),
+        ("shard.errors", "shard.topology", "shard.restart", "shard.interpreter"),
         ("shard.failpoints",),
         ("shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle", "shard.timers"),
         ("shard.queues", "shard.memory_order"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import threading
+from types import FrameType
 
 import pytest
 
@@ -51,6 +53,59 @@ def test_only_the_first_completion_counts() -> None:
     assert not failed.set_result(2)
     with pytest.raises(KeyError, match="first"):
         failed.result()
+
+
+def test_two_threads_complete_a_future_once() -> None:
+    """Fails within a second on Python 3.10 where looking and setting are two steps."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        futures = [Future() for _ in range(200_000)]
+        start = threading.Barrier(2)
+        won = [0, 0]
+
+        def complete(who: int) -> None:
+            start.wait()
+            for future in futures:
+                won[who] += future.set_result(who) if who else future.set_error(KeyError())
+
+        threads = [threading.Thread(target=complete, args=(who,)) for who in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sum(won) == len(futures)
+
+
+@pytest.mark.parametrize("step", range(8))
+@pytest.mark.parametrize("is_error", [False, True])
+def test_a_completion_in_the_middle_of_another_one_changes_nothing(step: int, is_error: bool) -> None:
+    """Another thread, a signal handler or a destructor may come between any two lines."""
+    future, answers = Future(), list[bool]()
+    future.add_done_callback(lambda _: answers.append(future.done()))
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal lines
+        if frame.f_code.co_name not in ("set_result", "set_error"):
+            return None
+        if event == "line":
+            lines += 1
+            if lines == step + 1:
+                sys.settrace(None)
+                answers.append(future.set_result("the other") if is_error else future.set_error(KeyError("the other")))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        answers.append(future.set_error(KeyError("this")) if is_error else future.set_result("this"))
+    finally:
+        sys.settrace(before)
+    done = answers.count(True)
+    assert done == 2, "the callback ran once, and one of the two completed it"
 
 
 def test_callbacks_run_once_in_order_also_when_added_afterwards() -> None:

@@ -70,7 +70,8 @@ class Customer:
         stable  arrays among the arguments stay as they are until it is done: those that have to wait here are not copied
         Raises Backpressure where there is no room for the first part; where there is none for a later one, wait() does."""
         count = len(parts)
-        request = self._open[timestamp] = Request(self._driver, 0, None, None, timestamp, count, [MISSING] * count, finish, parts)
+        answers = [MISSING] * count
+        request = self._open[timestamp] = Request(self._driver, 0, None, None, None, timestamp, count, answers, finish, parts)
         if not count:
             self._complete(request)
         if timeout_s is None:
