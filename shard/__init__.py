@@ -36,7 +36,8 @@ from shard.errors import (
 )
 from shard.future import VALUE, Future, Waiter, gather
 from shard.gate import Gate
-from shard.group import GroupStatistics, ShardGroup, ShardStatistics
+from shard.group import ShardGroup
+from shard.group_statistics import GroupStatistics, ShardStatistics
 from shard.handle import Ring
 from shard.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
 from shard.idle import polling_enabled

@@ -22,7 +22,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -30,13 +29,15 @@ from typing import Any, Literal
 import multiprocess
 
 from shard import cpu, memory_order, process
-from shard.counters import CounterRow, Counters, size_for
+from shard.counters import Counters, size_for
 from shard.driver import Driver
 from shard.errors import ClosedError, PeerLostError, ShardError
 from shard.future import Future
 from shard.gate import Gate
-from shard.handover import InheritedFd, LaneEnd, make_lane
+from shard.group_statistics import GroupStatistics, ShardStatistics
+from shard.handover import LANE_LIMITS, InheritedFd, LaneEnd, make_lane
 from shard.idle import polling_enabled, strategy
+from shard.limits import Limits
 from shard.mesh import Lane, Tally
 from shard.payload import call_pickled, pickle_function
 from shard.restart import NEVER, RestartPolicy
@@ -57,29 +58,6 @@ logger = logging.getLogger("shard")
 _open_groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()  # by id; valuerefs() takes one step
 
 
-@dataclass(frozen=True)
-class ShardStatistics:
-    """One shard."""
-
-    index: int
-    pid: int  # of the present incarnation, or the last
-    core: int | None  # None: it may run on any
-    alive: bool
-    state: str  # "starting", "up", "waiting" for its restart, "gone"
-    incarnation: int  # how often it was started
-    exit_code: int | None  # of the last that ended, as multiprocessing has it: -9 is SIGKILL; None when none has
-    counters: CounterRow  # of the present incarnation, or the last
-
-
-@dataclass(frozen=True)
-class GroupStatistics:
-    """The group as seen from the application."""
-
-    shards: tuple[ShardStatistics, ...]
-    application: CounterRow  # its side of the lanes
-    calls_in_flight: int
-
-
 class ShardGroup:
     """`shards` processes and this one's lanes to them. A context manager; closing it stops the shards.
 
@@ -92,6 +70,7 @@ class ShardGroup:
     start_method    "spawn", or "forkserver": quicker from the second group on
     drain_s         how long close(), or a SIGTERM to a shard, lets work that has begun go on
     stall_budget_s  a function that keeps a shard's reactor longer than this is named in the log, with its stack
+    limits          of each lane: blocks_bytes_max is what one call or result may carry, ring_bytes and outbox_* what may wait
 
     Like everything that starts processes by spawn, a script makes one under `if __name__ == "__main__":`.
     Raises ValueError for what is not possible, ShmFull, and ShardError when a shard does not start.
@@ -109,6 +88,7 @@ class ShardGroup:
         start_method: str = "spawn",
         drain_s: float = DRAIN_S,
         stall_budget_s: float = STALL_BUDGET_S,
+        limits: Limits | None = None,
     ) -> None:
         self.closed = True  # until there is something to close
         size = cpu.auto_shards() if shards == "auto" else shards
@@ -124,6 +104,8 @@ class ShardGroup:
             raise ValueError(f"drain_s={drain_s!r}: 0 or more seconds are possible")
         if not stall_budget_s > 0.0:
             raise ValueError(f"stall_budget_s={stall_budget_s!r}: more than 0 seconds are possible")
+        if not isinstance(limits := limits or LANE_LIMITS, Limits):
+            raise TypeError(f"limits={limits!r:.100}: Limits are expected, such as Limits(blocks_bytes_max=1 << 30)")
         policy = restart if isinstance(restart, RestartPolicy) else RestartPolicy(restart)
         memory_order.require_store_order()
         self.size = size
@@ -133,6 +115,7 @@ class ShardGroup:
         self._cores = cpu.place(size) if pin else [None] * size
         self._drain_s = drain_s
         self._stall_budget_s = stall_budget_s
+        self._limits = limits
         self._context = multiprocess.get_context(start_method)
         if start_method == "forkserver":
             self._context.set_forkserver_preload(["shard.process"])
@@ -160,7 +143,7 @@ class ShardGroup:
         try:
             for one in range(size):
                 for two in range(one + 1, size):
-                    self._first_ends[one][two], self._first_ends[two][one] = make_lane(incarnation=1)
+                    self._first_ends[one][two], self._first_ends[two][one] = make_lane(1, limits.ring_bytes)
             self._supervisor.start()
         except BaseException:
             self.close()
@@ -172,13 +155,13 @@ class ShardGroup:
         """Start a shard: its process, and what asks it for its readiness."""
         index = life.index
         others = self._first_ends[index]
-        ours, theirs = make_lane(life.incarnation)
-        connection = ours.connect(f"shard {index} (incarnation {life.incarnation})", self.slab)
+        ours, theirs = make_lane(life.incarnation, self._limits.ring_bytes)
+        connection = ours.connect(f"shard {index} (incarnation {life.incarnation})", self.slab, self._limits)
         try:
             if life.incarnation > 1:
                 self._join_to_living(life, others)
             lane = Lane(
-                connection, self.driver.reactor, self.driver, self._tally, self._gate, _nothing,
+                connection, self.driver.reactor, self.driver, self.slab, self._tally, self._gate, _nothing,
                 partial(self._lane_lost, index, life.incarnation),
             )  # fmt: skip
             # failpoint: group.before_spawn
@@ -218,6 +201,7 @@ class ShardGroup:
             oversubscribed=self._crowded,
             drain_s=self._drain_s,
             stall_budget_s=self._stall_budget_s,
+            limits=self._limits,
             counters_fd=InheritedFd(self._counters_segment.fd),
             application=application,
             others=others,
@@ -228,7 +212,7 @@ class ShardGroup:
         for life in self._supervisor.lives:
             if life.process is None or life is newborn:
                 continue
-            ours, theirs = make_lane(newborn.incarnation)
+            ours, theirs = make_lane(newborn.incarnation, self._limits.ring_bytes)
             lane = self._lanes[life.index]
             try:
                 # failpoint: group.before_handover

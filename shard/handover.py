@@ -18,8 +18,7 @@ from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
 
-RING_BYTES = 256 << 10  # of each of a lane's two rings: N x N of them
-LIMITS = Limits(ring_bytes=RING_BYTES)
+LANE_LIMITS = Limits(ring_bytes=256 << 10)  # the usual ones, with smaller rings: there are N x N of them
 
 
 class InheritedFd:
@@ -45,11 +44,11 @@ class LaneEnd:
     is_connector: bool
     incarnation: int
 
-    def connect(self, peer: str, slab: Slab) -> ShmConnection:
+    def connect(self, peer: str, slab: Slab, limits: Limits) -> ShmConnection:
         """Take possession: the connection owns the descriptors from here on. Raises RemoteProtocolError for a stale ring."""
         sock = socket.socket(fileno=self.socket_fd.fd)
         segment = Segment.attach(self.segment_fd.fd)
-        return connection_over(sock, segment, self.is_connector, peer, LIMITS, slab, self.incarnation)
+        return connection_over(sock, segment, self.is_connector, peer, limits, slab, self.incarnation)
 
     def close(self) -> None:
         """Let go of an end that somebody else has a copy of."""
@@ -66,9 +65,9 @@ class LaneEnd:
         return cls(InheritedFd(fds[0]), InheritedFd(fds[1]), False, incarnation)
 
 
-def make_lane(incarnation: int) -> tuple[LaneEnd, LaneEnd]:
+def make_lane(incarnation: int, ring_bytes: int) -> tuple[LaneEnd, LaneEnd]:
     """A new lane's ends: the connector's, the acceptor's. Raises ShmFull."""
-    segment = make_rings(RING_BYTES, incarnation)
+    segment = make_rings(ring_bytes, incarnation)
     ours, theirs = socket.socketpair()
     first = LaneEnd(InheritedFd(ours.detach()), InheritedFd(os.dup(segment.fd)), True, incarnation)
     second = LaneEnd(InheritedFd(theirs.detach()), InheritedFd(os.dup(segment.fd)), False, incarnation)

@@ -6,15 +6,15 @@ A message is a payload and, after it, 16 bytes that say what it is; a payload en
          0   ...  payload   CALL, TIMED: the arguments; RESULT: the value alone; both as payload.py has it
                             ERROR: exception and traceback text; FUNCTION: the function
        -16     1  kind      CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP
-       -15     1  format    of arguments and values: PICKLE, PLAIN, ARRAYS
+       -15     1  format    of arguments and values: PICKLE, PLAIN, ARRAYS, each with APART or without
        -14     2  zero
        -12     4  function  its number on this lane (CALL, TIMED, FUNCTION)
         -8     8  call_id   pairs a result with its call; 0 where none is wanted
 
 Pickle is safe here and only here: both ends are processes that one parent started, on memory that nobody else was handed
 (SECURITY.md). Buffers travel out of band (pickle protocol 5) as the connection's blocks, so arrays of the slab cross by
-reference. A function is pickled once per lane and known by number after that; one that carries state of its own (a closure, a
-bound method, one from a prompt with the global variables it uses) is sent with each call.
+reference. A function is pickled once per lane and known by number after that; one that carries state of its own is sent with each
+call (functions.py).
 
 What one end does with a call of the other:
 
@@ -32,16 +32,18 @@ import logging
 import struct
 import time
 from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType, CoroutineType, FunctionType
+from types import CoroutineType
 from typing import Any
 
 from numpy.typing import NDArray
 
 from shard.counters import LATENCY_BUCKETS, bucket
 from shard.errors import CancelledError, ClosedError, PeerLostError, RemoteProtocolError, ShardError
+from shard.functions import ReceivedFunctions, SentFunctions, may_go_once
 from shard.future import Future, Waiter
 from shard.gate import Gate
 from shard.payload import (
+    APART_BYTES,
     PICKLE,
     PLAIN,
     PLAIN_TYPES,
@@ -50,7 +52,6 @@ from shard.payload import (
     decode,
     dump_plain,
     encode,
-    is_from_a_prompt,
     load_plain,
     pickle_error,
     pickle_function,
@@ -59,6 +60,7 @@ from shard.payload import (
 )
 from shard.queues import LATENCY, TaskClass, class_of, in_class
 from shard.reactor import Reactor
+from shard.slab import Slab
 from shard.task import Task
 from shard.transport import Blocks
 from shard.transport.shm_connection import ShmConnection
@@ -67,9 +69,6 @@ logger = logging.getLogger("shard")
 TRAILER = struct.Struct("<BBxxIQ")
 assert TRAILER.size == 16  # the table above
 CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP = range(1, 8)
-
-# Functions known by number on one lane; beyond it the table starts anew.
-FUNCTIONS_MAX = 4096
 
 # Of every so many calls one is timed: its two readings of the clock cost 0.1 us, a call 5.
 CALLS_PER_SAMPLE = 64
@@ -109,16 +108,19 @@ class Lane:
         connection: ShmConnection,
         reactor: Reactor,
         waiter: Waiter | None,
+        slab: Slab,
         tally: Tally,
         gate: Gate,
         on_stop: Callable[[], None],
         on_lost: Callable[[Lane, ShardError], None],
     ) -> None:
-        """`gate`: the other end's tasks pass it; `on_stop`: it says STOP; `on_lost`: the lane ended, whoever ended it."""
+        """`slab`: this process's, for what is copied to be sent; `gate`: the other end's tasks pass it; `on_stop`: it says STOP;
+        `on_lost`: the lane ended, whoever ended it."""
         self.connection = connection
         self._send = connection.send
         self._reactor = reactor
         self._waiter = waiter
+        self._slab = slab
         self._tally = tally
         self._gate = gate
         self._on_stop = on_stop
@@ -127,8 +129,9 @@ class Lane:
         self._sampled: dict[int, int] = {}  # call id -> when it was submitted, in ns
         self._tasks: dict[int, Future] = {}  # of the other end, by call id
         self._call_ids = itertools.count(1)
-        self._numbers: dict[Callable[..., Any], int] = {}
-        self._functions: dict[int, Callable[..., Any]] = {}
+        self._sent = SentFunctions()
+        self._numbers = self._sent.numbers
+        self._functions = ReceivedFunctions()
         connection.on_message = self._on_message
         connection.on_close = self._on_close
 
@@ -144,24 +147,24 @@ class Lane:
     def submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Submitted:
         """Run function(*args) at the other end; the future of its result. A coroutine function runs as a task there.
 
-        Raises PeerLostError, BackpressureError, LocalProtocolError (over a limit), ShmFull, and what pickling raises.
+        Raises PeerLostError, BackpressureError, LocalProtocolError (over a limit), ShmFull, TypeError for what is no function,
+        and what pickling raises.
         """
         try:
             number = self._numbers.get(function)
         except TypeError:  # it has no hash, so it carries state
             return self.submit(_call_pickled_in(class_of(function)), (pickle_function(function), args))
         if number is None:
-            number = self._send_function(function)
+            number = self._number_of(function)
             if number is None:
                 return self.submit(_call_pickled_in(class_of(function)), (pickle_function(function), args))
         call_id = next(self._call_ids)
         kind = CALL if call_id & SAMPLE_MASK else TIMED
+        form = PLAIN
         blocks: Sequence[NDArray[Any]] = ()
-        if are_plain(map(type, args)):
-            body = dump_plain(args) + _pack(kind, PLAIN, number, call_id)
-        else:
-            form, payload, blocks = encode(args)
-            body = payload + _pack(kind, form, number, call_id)
+        if not are_plain(map(type, args)) or len(payload := dump_plain(args)) > APART_BYTES:
+            form, payload, blocks = encode(args, self._slab)
+        body = payload + _pack(kind, form, number, call_id)
         future = Submitted(self._waiter, lane=self, call_id=call_id)
         self._in_flight[call_id] = future
         if kind == TIMED:
@@ -176,18 +179,18 @@ class Lane:
         # failpoint: mesh.after_call
         return future
 
-    def _send_function(self, function: Callable[..., Any]) -> int | None:
-        """Tell the other end of a function; its number, or None for one that carries state and must go with each call."""
-        if type(function) is FunctionType:
-            if function.__closure__ is not None or is_from_a_prompt(function):
-                return None
-        elif not isinstance(function, (BuiltinFunctionType, type)) and not getattr(function, "is_sent_once", False):
+    def _number_of(self, function: Callable[..., Any]) -> int | None:
+        """That which the other end knows the function by, which is told of it if need be; None for one that must go with each
+        call."""
+        number = self._sent.find(function)
+        if number is not None or not may_go_once(function):
+            return number
+        pickled = pickle_function(function)
+        if not self._sent.make_room(pickled):
             return None
-        if len(self._numbers) >= FUNCTIONS_MAX:
-            self._numbers.clear()
         number = next(self._call_ids)  # never used twice
-        self._send(pickle_function(function) + _pack(FUNCTION, PICKLE, number, 0))
-        self._numbers[function] = number
+        self._send(pickled + _pack(FUNCTION, PICKLE, number, 0))
+        self._sent.keep(function, number)
         return number
 
     def cancel(self, future: Submitted, error: BaseException | None) -> bool:
@@ -231,8 +234,8 @@ class Lane:
                     if blocks:
                         blocks.clear()  # what the function did not keep goes back before the answer
                 # failpoint: mesh.after_run
-                if type(value) in PLAIN_TYPES:
-                    self._send(dump_plain((value,)) + _pack(RESULT, PLAIN, 0, call_id))
+                if type(value) in PLAIN_TYPES and len(payload := dump_plain((value,))) <= APART_BYTES:
+                    self._send(payload + _pack(RESULT, PLAIN, 0, call_id))
                 elif type(value) in _LATER:
                     self._answer_later(call_id, value)
                 else:
@@ -261,7 +264,7 @@ class Lane:
             self._on_rare(kind, number, call_id, body, blocks)
 
     def _answer(self, call_id: int, value: Any) -> None:
-        form, payload, blocks = encode((value,))
+        form, payload, blocks = encode((value,), self._slab)
         self._send(payload + _pack(RESULT, form, 0, call_id), blocks)
 
     def _on_rare(self, kind: int, number: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
@@ -272,9 +275,8 @@ class Lane:
                 future.set_error(unpickle_error(body))
         elif kind == FUNCTION:
             # failpoint: mesh.function_received
-            if len(self._functions) >= 2 * FUNCTIONS_MAX:  # over there, two threads may have sent one function twice
-                self._functions.pop(next(iter(self._functions)))
-            self._functions[number] = self._in_its_class(unpickle_function(body[: -TRAILER.size]))
+            pickled = body[: -TRAILER.size]
+            self._functions.keep(number, self._in_its_class(unpickle_function(pickled)), len(pickled))
         elif kind == CANCEL:
             task = self._tasks.get(call_id)
             if task is not None:
@@ -310,8 +312,8 @@ class Lane:
         del self._tasks[call_id]
         try:
             value = done.result()
-            if type(value) in PLAIN_TYPES:
-                self._send(dump_plain((value,)) + _pack(RESULT, PLAIN, 0, call_id))
+            if type(value) in PLAIN_TYPES and len(payload := dump_plain((value,))) <= APART_BYTES:
+                self._send(payload + _pack(RESULT, PLAIN, 0, call_id))
             else:
                 self._answer(call_id, value)
         except BaseException as error:
@@ -363,14 +365,14 @@ def _call_pickled_in(task_class: TaskClass) -> Callable[..., Any]:
     return call_pickled if task_class is LATENCY else in_class(task_class)(_CallPickled())
 
 
-class _Refusal(dict[int, Callable[..., Any]]):
+class _Refusal(ReceivedFunctions):
     """The functions of a lane that takes on no more calls: whichever is asked for, it is not to be had."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()
         self._reason = reason
 
-    def __setitem__(self, number: int, function: Callable[..., Any]) -> None:
+    def keep(self, number: int, function: Callable[..., Any], pickled_bytes: int) -> None:
         """Functions that still arrive are not kept."""
 
     def __missing__(self, number: int) -> Callable[..., Any]:

@@ -2,15 +2,24 @@
 
     format   which values                              bytes                                                 arrays
     PLAIN    all exactly of PLAIN_TYPES                marshal of the tuple: a third of what pickle takes    none
-    ARRAYS   those, and C-ordered arrays of numbers    marshal of ([values, None for arrays], [(place,       the arrays' bytes,
-             or text                                   dtype, shape)]): numpy's own pickle takes 7 us more   where they lie
+    ARRAYS   those, arrays of numbers or text, and     marshal of ([values, None for the rest], [(place,     their bytes, where
+             `bytes` from APART_BYTES on               dtype, shape); dtype None: bytes]): numpy's own       they lie
+                                                       pickle takes 7 us more
     PICKLE   anything else                             pickle, protocol 5                                    its buffers
 
-Bytes end by themselves: whatever follows them is not looked at. Received arrays are read-only.
+`| APART`: the bytes are more than APART_BYTES, and travel as one more array, the last. So no value is too large for a message
+(only for the slab), and what is large is copied once, into the slab.
+
+Bytes end by themselves: whatever follows them is not looked at.
+
+Received arrays are read-only, whatever their size and strides and wherever they stand in a value: large ones are the sender's
+memory. Only what holds Python objects, and subclasses of np.ndarray with a pickle of their own (masked arrays), are made anew
+for the receiver, and writable.
 """
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import io
 import marshal
@@ -18,6 +27,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +35,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard.errors import LocalProtocolError, ShardError
+from shard.slab import Slab
 
 PICKLE, PLAIN, ARRAYS = 0, 1, 2
+APART = 4
+APART_BYTES = 64 << 10  # from here on a copy less outweighs the microseconds of a block in the slab
 # Exactly these, none of a subclass: what marshal gives back as it was. (It takes arrays and numpy's scalars for bytes.)
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes})
 # numpy's own numbers, text and times: `dtype.str` says all there is to say about them; not so of records and of other packages'.
@@ -40,40 +53,87 @@ are_plain = PLAIN_TYPES.issuperset
 _are_plain_or_arrays = (PLAIN_TYPES | {np.ndarray}).issuperset
 
 
-def encode(values: tuple[Any, ...]) -> tuple[int, bytes, Sequence[NDArray[Any]]]:
-    """Format, bytes and arrays (1-D uint8) of the values. Raises what pickle raises."""
+def encode(values: tuple[Any, ...], slab: Slab) -> tuple[int, bytes, Sequence[NDArray[Any]]]:
+    """Format, bytes and arrays (1-D uint8) of the values. Raises what pickle raises, and ShmFull."""
+    form, payload, blocks = _encode(values, slab)
+    if len(payload) > APART_BYTES:
+        return form | APART, b"", [*blocks, np.frombuffer(payload, np.uint8)]
+    return form, payload, blocks
+
+
+def _encode(values: tuple[Any, ...], slab: Slab) -> tuple[int, bytes, Sequence[NDArray[Any]]]:
     if _are_plain_or_arrays(map(type, values)):
         plain = list(values)
-        places = []
-        arrays = []
+        places: list[tuple[int, str | None, Any]] = []
+        arrays: list[NDArray[Any]] = []
         for place, value in enumerate(values):
             if type(value) is np.ndarray:
-                dtype = value.dtype
-                if dtype.num not in _NAMED_BY_STR or not value.flags.c_contiguous:
+                dtype, flags = value.dtype, value.flags
+                if dtype.num not in _NAMED_BY_STR or (flags.f_contiguous and not flags.c_contiguous):
                     break
                 plain[place] = None
                 places.append((place, dtype.str, value.shape))
-                arrays.append(np.frombuffer(value, np.uint8) if value.nbytes else _NO_BYTES)
+                arrays.append(np.frombuffer(value, np.uint8) if flags.c_contiguous and value.nbytes else _copied(value, slab))
+            elif type(value) is bytes and len(value) >= APART_BYTES:
+                plain[place] = None
+                places.append((place, None, None))
+                arrays.append(np.frombuffer(value, np.uint8))
         else:
-            return (ARRAYS, marshal.dumps((plain, places)), arrays) if arrays else (PLAIN, marshal.dumps(values), ())
+            try:
+                return (ARRAYS, marshal.dumps((plain, places)), arrays) if arrays else (PLAIN, marshal.dumps(values), ())
+            except ValueError:  # a text of over 2 GiB
+                pass
     buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(values, 5, buffer_callback=buffers.append)
-    return PICKLE, pickled, [np.asarray(buffer.raw()) for buffer in buffers]
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
+    pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: partial(_reduce_array, slab)}
+    pickler.dump(values)
+    return PICKLE, file.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers]
+
+
+def _copied(array: NDArray[Any], slab: Slab) -> NDArray[np.uint8]:
+    """The bytes of an array with any strides, in C order: copied once, to where they can be lent from."""
+    nbytes = array.nbytes
+    if not nbytes:
+        return _NO_BYTES
+    if nbytes <= COPIED_IN_PLACE_MAX:
+        return np.frombuffer(np.ascontiguousarray(array), np.uint8)
+    root = slab.wrap(slab.allocate(nbytes), nbytes)
+    np.copyto(np.ndarray(array.shape, array.dtype, root), array)
+    return np.ndarray((nbytes,), np.uint8, root)
+
+
+def _reduce_array(slab: Slab, array: NDArray[Any]) -> Any:
+    """numpy's own pickle leaves memory that is in one piece out of band; other strides it would write into the pickle."""
+    flags, dtype = array.flags, array.dtype
+    if flags.c_contiguous or flags.f_contiguous or dtype.hasobject:
+        return array.__reduce_ex__(5)
+    if dtype.num not in _NAMED_BY_STR:
+        return np.ascontiguousarray(array).__reduce_ex__(5)
+    return _received_array, (pickle.PickleBuffer(_copied(array, slab).data), dtype.str, array.shape)
+
+
+def _received_array(block: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.ndarray(shape, dtype, block)
 
 
 def decode(form: int, payload: memoryview | bytes, blocks: Sequence[NDArray[np.uint8]]) -> Sequence[Any]:
-    """What encode() was given; `blocks` as received. Raises what pickle raises, and ValueError, TypeError, EOFError for what
-    encode() never wrote."""
+    """What encode() was given; `blocks` as received. Raises what pickle raises, and
+    ValueError, TypeError, EOFError, IndexError for what encode() never wrote."""
+    if form >= APART:
+        form -= APART
+        blocks, payload = blocks[:-1], blocks[-1].data
     if form == PLAIN:
         return marshal.loads(payload)  # type: ignore[no-any-return]
     if form == ARRAYS:
         plain, places = marshal.loads(payload)
         for (place, dtype, shape), block in zip(places, blocks, strict=True):
-            plain[place] = np.ndarray(shape, dtype, block)
+            plain[place] = block.tobytes() if dtype is None else np.ndarray(shape, dtype, block)
         return plain  # type: ignore[no-any-return]
     return pickle.loads(payload, buffers=blocks)  # type: ignore[no-any-return]
 
 
+COPIED_IN_PLACE_MAX = 16 << 10  # what travels in a record of the ring anyway (shm_connection.INLINE_BYTES_MAX)
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -95,7 +155,11 @@ def _is_at_a_prompt() -> bool:
 
 def pickle_function(function: Callable[..., Any]) -> bytes:
     """By name where the other process can import it, else (lambdas, closures, a notebook's cells) by value through dill,
-    which multiprocess brings. One from a prompt takes the global variables along that it uses, as they stand."""
+    which multiprocess brings. One from a prompt takes the global variables along that it uses, as they stand.
+
+    Raises TypeError for what cannot be called, LocalProtocolError for what cannot be pickled."""
+    if not callable(function):
+        raise TypeError(f"{function!r:.100} cannot be called: a function to run in another shard is expected")
     try:
         pickled = pickle.dumps(function, 5)
     except (pickle.PicklingError, AttributeError, TypeError):

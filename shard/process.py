@@ -33,6 +33,7 @@ from shard.future import Future
 from shard.gate import Gate
 from shard.handover import InheritedFd, LaneEnd
 from shard.idle import strategy
+from shard.limits import Limits
 from shard.mesh import Lane, Tally, run_here
 from shard.reactor import Reactor
 from shard.segment import Segment
@@ -64,6 +65,7 @@ class Birth:
     oversubscribed: bool
     drain_s: float
     stall_budget_s: float
+    limits: Limits
     counters_fd: InheritedFd
     application: LaneEnd
     others: dict[int, LaneEnd]
@@ -81,6 +83,7 @@ class Shard:
         self.reactor = Reactor(time.monotonic)
         self.tasks = Gate(f"shard {birth.index}")  # what others wait for passes it
         self.sharded: dict[int, Any] = {}  # this shard's instance of each Sharded, by its number
+        self._limits = birth.limits
         self._lanes: dict[int, Lane] = {}
         self._lost: dict[int, ShardError] = {}
         self._tally = Tally()
@@ -134,8 +137,10 @@ class Shard:
     def add_lane(self, other: int, end: LaneEnd) -> None:
         """Connect an end that was handed to this process, in place of any earlier lane to the same shard."""
         peer = f"shard {other} (incarnation {end.incarnation})" if other != APPLICATION else "the application"
-        connection = end.connect(peer, self.slab)
-        lane = Lane(connection, self.reactor, None, self._tally, self.tasks, self.stop, partial(self._lane_lost, other))
+        connection = end.connect(peer, self.slab, self._limits)
+        lane = Lane(
+            connection, self.reactor, None, self.slab, self._tally, self.tasks, self.stop, partial(self._lane_lost, other)
+        )
         if other == APPLICATION:
             connection.notes.on_handover = self._on_handover
         earlier = self._lanes.get(other)

@@ -47,7 +47,7 @@ class TaskClass:
 LATENCY = TaskClass("latency", 1000)
 BULK = TaskClass("bulk", 100)
 
-_MARK = "_shard_task_class"
+TASK_CLASS_ATTRIBUTE = "_shard_task_class"
 
 
 def in_class(task_class: TaskClass) -> Callable[[Function], Function]:
@@ -58,7 +58,7 @@ def in_class(task_class: TaskClass) -> Callable[[Function], Function]:
     """
 
     def mark(function: Function) -> Function:
-        setattr(function, _MARK, task_class)
+        setattr(function, TASK_CLASS_ATTRIBUTE, task_class)
         return function
 
     return mark
@@ -66,7 +66,7 @@ def in_class(task_class: TaskClass) -> Callable[[Function], Function]:
 
 def class_of(function: Callable[..., Any]) -> TaskClass:
     """The class that in_class() gave the function; LATENCY without."""
-    found = getattr(function, _MARK, LATENCY)
+    found = getattr(function, TASK_CLASS_ATTRIBUTE, LATENCY)
     assert isinstance(found, TaskClass)
     return found
 

@@ -17,10 +17,10 @@ from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 from shard.errors import ClosedError, PeerLostError, ShardError
+from shard.functions import FUNCTIONS_MAX, is_found_by_name
 from shard.future import Future, gather
 from shard.group import ShardGroup, the_open_group
-from shard.mesh import FUNCTIONS_MAX
-from shard.payload import RemoteTraceback, call_pickled, is_from_a_prompt, pickle_function, unpickle_function
+from shard.payload import RemoteTraceback, call_pickled, pickle_function, unpickle_function
 from shard.process import this_shard
 from shard.queues import class_of, in_class
 
@@ -66,15 +66,17 @@ class Sharded(Generic[T]):
 
     def invoke_on(self, index: int, method: Method, *args: Any) -> Future:
         """method(instance, *args) in shard `index`; the future of its result."""
-        call = self._calls.get(method) or self._call(method)
+        try:
+            call = self._calls.get(method) or self._call(method)
+        except TypeError:  # it has no hash, so it carries state
+            call = _Call(self._number, method)
         if self._group is not None:
             return self._group.submit_to(index, call, *args)
         return this_shard().submit_to(index, call, *args)
 
     def _call(self, method: Method) -> _Call:
-        """The method as a function. One that carries no state is kept, and so sent once; any other goes with each call."""
-        is_function = type(method) is FunctionType and method.__closure__ is None and not is_from_a_prompt(method)
-        if not is_function and not isinstance(method, str):
+        """The method as a function. One that is found by name is kept, and so sent once; any other goes with each call."""
+        if not isinstance(method, str) and not (type(method) is FunctionType and is_found_by_name(method)):
             return _Call(self._number, method)
         if len(self._calls) >= FUNCTIONS_MAX:
             self._calls.clear()
@@ -145,7 +147,7 @@ class _Call:
 
 
 class _KnownCall(_Call):
-    """One whose method carries no state: sent once, and then known by number."""
+    """One whose method is found by name: sent once, and then known by number."""
 
     is_sent_once = True
 

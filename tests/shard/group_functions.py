@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard import BULK, Future, ShardGroup, in_class, reactor, this_shard
+from shard.process import APPLICATION
 
 
 class OddError(Exception):
@@ -407,3 +408,34 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def count_functions() -> int:
+    """How many functions of the application this shard keeps."""
+    return len(this_shard()._lanes[APPLICATION]._functions)
+
+
+def bytes_of_functions() -> int:
+    """Of those that it keeps, as they were sent."""
+    return this_shard()._lanes[APPLICATION]._functions._bytes
+
+
+def length(value: Any) -> int:
+    """Of what it is sent."""
+    return len(value)
+
+
+def texts(count: int) -> tuple[bytes, str]:
+    """`count` bytes and as many characters."""
+    return bytes(count), "é" * count
+
+
+def strided(count: int) -> NDArray[Any]:
+    """Every other number up to `count`, backwards, as a view."""
+    return np.arange(count, dtype=np.float64)[::-2]
+
+
+def is_writable_within(value: Any) -> bool:
+    """The array, or the one in a list or dict."""
+    array = value[0] if isinstance(value, list) else value["in"] if isinstance(value, dict) else value
+    return bool(array.flags.writeable)

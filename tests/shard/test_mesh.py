@@ -27,11 +27,11 @@ from shard import (
     ShardError,
     ShardGroup,
     in_class,
-    mesh,
     this_shard,
 )
+from shard import functions as sent_functions
 from shard.counters import CounterRow
-from shard.mesh import FUNCTIONS_MAX
+from shard.functions import FUNCTIONS_MAX
 from tests.pasted import without_stalls
 from tests.program import wait_until
 from tests.shard import group_functions as functions
@@ -129,7 +129,7 @@ def test_more_functions_than_a_lane_remembers_are_sent_again(group: ShardGroup) 
 def test_a_function_that_two_threads_send_at_once_takes_the_place_of_no_other(
     group: ShardGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh, "FUNCTIONS_MAX", 4)
+    monkeypatch.setattr(sent_functions, "FUNCTIONS_MAX", 4)
     ask(group, 0, remember_functions, 4)
     lane = group._lanes[0]
     lane._numbers.clear()
@@ -149,7 +149,7 @@ def test_a_function_that_two_threads_send_at_once_takes_the_place_of_no_other(
 
 
 def remember_functions(count: int) -> None:
-    mesh.FUNCTIONS_MAX = count  # type: ignore[misc]
+    sent_functions.FUNCTIONS_MAX = count  # type: ignore[misc]
 
 
 def test_coroutine_functions_run_as_tasks(group: ShardGroup) -> None:

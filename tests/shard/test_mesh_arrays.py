@@ -7,7 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from shard import ShardGroup
+from shard import DEFAULT_LIMITS, Limits, LocalProtocolError, ShardGroup
+from shard.payload import ARRAYS, encode
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 
@@ -56,6 +57,78 @@ def test_arrays_of_every_layout_arrive_as_they_were_sent(group: ShardGroup) -> N
         assert (echoed == array).all(), name
         one, word, two = group.submit_to(1, same, [array, "and", array]).result(PATIENCE_S)
         assert (one == array).all() and word == "and" and (two == array).all(), name
+
+
+STRIDES = {
+    "every other": lambda array: array[::2],
+    "backwards": lambda array: array[::-1],
+    "broadcast": lambda array: np.broadcast_to(array[:1000], (500, 1000)),
+    "columns": lambda array: array.reshape(512, -1).T[3:, ::7],
+    "a window": lambda array: array.reshape(512, -1)[2:500, 3:200],
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+@pytest.mark.parametrize("home", ["slab", "heap"])
+def test_arrays_of_any_strides_go_as_blocks_that_are_written_once(group: ShardGroup, name: str, home: str) -> None:
+    array = group.slab.empty(COUNT, np.float64) if home == "slab" else np.empty(COUNT)
+    array[:] = np.arange(COUNT)
+    view = STRIDES[name](array)
+    form, payload, blocks = encode((view,), group.slab)
+    assert (form, len(payload) < 200, [block.nbytes for block in blocks]) == (ARRAYS, True, [view.nbytes])
+    assert group.slab.block_of(blocks[0]) is not None, "the only copy lies where it is lent from"
+    del blocks
+    nested = encode(([view, {"and": view[1:]}],), group.slab)
+    assert len(nested[1]) < 1000, "no array is written into a pickle"
+    del nested
+    assert (group.submit_to(0, same, view).result(PATIENCE_S) == view).all()
+    one, two = group.submit_to(1, same, [view, (view[1:],)]).result(PATIENCE_S)
+    assert (one == view).all() and (two[0] == view[1:]).all()
+    del one, two
+    gc.collect()
+    assert group.submit_to(0, functions.index).result(PATIENCE_S) == 0
+    group.submit_to(1, functions.index).result(PATIENCE_S)
+    del view, array
+    group.slab.release(group.slab.allocate(64))  # which looks at what was dropped
+    assert group.slab.statistics().used_bytes == 0, "nothing stays lent"
+
+
+def test_every_array_is_read_only_where_it_arrives_small_or_large_whatever_its_strides(group: ShardGroup) -> None:
+    for count in (4, 1000, COUNT):
+        whole = np.arange(count, dtype=np.float64)
+        for sent in (whole, whole[::2], whole[::-1], whole.reshape(2, -1).T, whole.astype([("a", "f8")])[::2]):
+            for value in (sent, [sent], {"in": sent}):
+                assert not group.submit_to(0, functions.is_writable_within, value).result(PATIENCE_S), (count, value)
+                result = group.submit_to(0, same, value).result(PATIENCE_S)
+                array = result[0] if isinstance(result, list) else result["in"] if isinstance(result, dict) else result
+                assert not array.flags.writeable, (count, value)
+
+
+def test_values_larger_than_any_message_cross_both_ways(group: ShardGroup) -> None:
+    count = DEFAULT_LIMITS.body_bytes_max + 1000
+    assert group.submit_to(0, functions.length, bytes(count)).result(PATIENCE_S) == count
+    assert group.submit_to(0, functions.length, "x" * count).result(PATIENCE_S) == count
+    assert group.submit_to(0, functions.length, [bytes(count), 1]).result(PATIENCE_S) == 2
+    data, text = group.submit_to(1, functions.texts, count // 2).result(PATIENCE_S)
+    assert (len(data), text[-1]) == (count // 2, "é")
+    array = group.submit_to(1, functions.strided, count // 4).result(PATIENCE_S)
+    assert (array == np.arange(count // 4)[::-2]).all()
+    batch = bytes(count)
+    assert group.submit_to(0, lambda: len(batch)).result(PATIENCE_S) == count
+    gc.collect()
+    assert group.submit_to(0, functions.leases).result(PATIENCE_S) == (0, 0)
+
+
+def test_a_group_has_the_limits_that_it_is_given() -> None:
+    limits = Limits(blocks_bytes_max=1 << 20, ring_bytes=1 << 16)
+    with ShardGroup(1, start_method="forkserver", limits=limits) as group:
+        assert group.submit_to(0, functions.mean, np.ones(1 << 16)).result(PATIENCE_S) == 1.0
+        with pytest.raises(LocalProtocolError, match="1048576 allowed"):
+            group.submit_to(0, functions.mean, np.ones(1 << 18))
+        error = group.submit_to(0, functions.ramp, 1 << 18).error(PATIENCE_S)
+        assert isinstance(error, LocalProtocolError)
+    with pytest.raises(TypeError, match="Limits"):
+        ShardGroup(1, limits={"blocks_max": 1})  # type: ignore[arg-type]
 
 
 def test_large_arrays_are_read_only_where_they_arrive(group: ShardGroup) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,29 @@ def test_a_closure_takes_its_variable_along_as_it_stands_at_each_call(group: Sha
         tins.invoke_on(0, add).result(PATIENCE_S)
         step *= 10
     assert values(tins) == [111, 0, 0]
+
+
+def test_defaults_and_callable_objects_take_their_state_along_as_it_stands_at_each_call(group: ShardGroup) -> None:
+    tins = Sharded(Tin)
+    held = {"step": 1}
+    add = lambda tin, held=held: tin.add(held["step"])  # noqa: E731
+    add_held = Add(1)
+    for step in (1, 10, 100):
+        held["step"] = add_held.step = step
+        tins.invoke_on(0, add).result(PATIENCE_S)
+        tins.invoke_on(1, add_held).result(PATIENCE_S)
+    assert values(tins) == [111, 111, 0]
+    assert not tins._calls or set(tins._calls) <= {Tin.get}
+
+
+@dataclass
+class Add:
+    """Compares by value and so has no hash."""
+
+    step: int
+
+    def __call__(self, tin: Tin) -> int:
+        return tin.add(self.step)
 
 
 def test_a_factory_may_be_a_lambda_or_a_closure(group: ShardGroup) -> None:
