@@ -91,6 +91,7 @@ class ShardGroup:
         limits: Limits | None = None,
     ) -> None:
         self.closed = True  # until there is something to close
+        process.require_no_shard()
         size = cpu.auto_shards() if shards == "auto" else shards
         if not isinstance(size, int) or not 1 <= size <= SHARDS_MAX:
             raise ValueError(f'a group of {shards!r} shards: 1 to {SHARDS_MAX} are possible, or "auto"')
@@ -273,7 +274,7 @@ class ShardGroup:
         if self.closed:
             return ClosedError("this group was closed here")
         if not isinstance(index, int) or not 0 <= index < self.size:
-            return ValueError(f"there is no shard {index}: this group has shards 0 to {self.size - 1}")
+            return ValueError(f"there is no shard {index!r:.100}: this group has shards 0 to {self.size - 1}")
         with self._changing:
             self._changing.wait_for(lambda: index in self._down, EXIT_CODE_TIMEOUT_S)
         return PeerLostError(self._down.get(index, f"shard {index} is not up"))

@@ -4,7 +4,12 @@
     producer = handle.producer()             # there, or in a process that the handle was pickled to
     consumer = handle.consumer()             # in another
 
-The segment keeps a name in /dev/shm until unlink(), which the maker owes it: by hand, by `with`, or at its exit.
+The segment keeps a name in /dev/shm until unlink(), which the maker owes it: by hand, by `with`, or at its exit. A maker that a
+signal ends (SIGKILL; SIGTERM too, where it has no handler) leaves the name behind until `prpc gc` or collect_garbage().
+
+Who takes an end locks one byte of the segment for it, by an open file description lock (fcntl(2)) that goes with the end's
+mapping: the kernel takes it back when the end is dropped, or its process dies, however it does. A second taker would write
+records over those of the first.
 
 The ends can wait. There is no doorbell on a bare ring, so a waiting end looks again and again: WAIT_SPINS times at once, then
 with pauses that grow to PAUSE_S_MAX. A peer that died is a wait that ends at its deadline.
@@ -12,14 +17,17 @@ with pauses that grow to PAUSE_S_MAX. A peer that died is a wait that ends at it
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
 import secrets
+import struct
 import time
 import weakref
 from types import TracebackType
 
 from shard import memory_order, ring
-from shard.errors import BackpressureError, ForkedError
+from shard.errors import BackpressureError, ForkedError, LocalProtocolError
 from shard.segment import Segment, unlink
 
 # Some 50 us of looking: longer than a peer takes that is at work.
@@ -33,6 +41,9 @@ class _Pauses:
     """What a waiting end does between two looks, until its deadline."""
 
     def __init__(self, timeout_s: float) -> None:
+        """Raises ValueError for a time that is none, which no clock would ever pass."""
+        if math.isnan(timeout_s):
+            raise ValueError(f"timeout_s={timeout_s!r}: a number of seconds is expected, math.inf for no end")
         self._deadline = time.monotonic() + timeout_s
         self._looks = 0
         self._pause_s = PAUSE_S_MIN
@@ -50,6 +61,10 @@ class _Pauses:
         return False
 
 
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of x86-64: type, whence, start, length, pid
+PRODUCER_BYTE, CONSUMER_BYTE = ring.TAIL_WORD * 8, ring.HEAD_WORD * 8  # of the segment: locked by who has that end
+
+
 class Producer(ring.RingProducer):
     """The writing end of a ring with a handle: try_write() answers, write() insists, wait_write() waits."""
 
@@ -59,7 +74,7 @@ class Producer(ring.RingProducer):
             raise BackpressureError(f"the ring to {self.peer} has no room for {len(payload)} bytes: it reads too slowly")
 
     def wait_write(self, payload: bytes | bytearray | memoryview, timeout_s: float, tag: int = 0) -> None:
-        """As write(), but wait up to `timeout_s` seconds for room."""
+        """As write(), but wait up to `timeout_s` seconds for room. Raises ValueError for NaN."""
         pauses = _Pauses(timeout_s)
         while not self.try_write(payload, tag):
             if pauses.is_over():
@@ -73,7 +88,8 @@ class Consumer(ring.RingConsumer):
     """The reading end of a ring with a handle: try_read() answers, wait_read() waits."""
 
     def wait_read(self, timeout_s: float) -> bytes:
-        """A copy of the next record's payload. Raises TimeoutError when none came within `timeout_s` seconds."""
+        """A copy of the next record's payload. Raises TimeoutError when none came within `timeout_s` seconds,
+        ValueError for NaN."""
         pauses = _Pauses(timeout_s)
         while (payload := self.try_read()) is None:
             if pauses.is_over():
@@ -120,21 +136,30 @@ class Ring:
         segment.close()
         return cls(segment.name, capacity, incarnation)
 
-    def _memory(self) -> memoryview:
+    def _take(self, byte: int, name: str) -> memoryview:
         segment = Segment.open(self.name)
-        memory = segment.memory[: ring.DATA_OFFSET + self.capacity_bytes]
-        segment.close()  # the end holds the mapping from here on
-        return memory
+        try:
+            fcntl.fcntl(segment.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+            return segment.memory[: ring.DATA_OFFSET + self.capacity_bytes]
+        except BlockingIOError as error:
+            raise LocalProtocolError(
+                f"the {name} end of ring {self.name} is taken, in this process or another: an end has one owner at a time, and "
+                "is free again when that drops it or dies; for another pair of processes make a ring of its own"
+            ) from error
+        finally:
+            segment.close()  # the end holds the mapping from here on, and the mapping the lock
 
     def producer(self) -> Producer:
-        """The writing end. One process may take it, once. Raises FileNotFoundError when the ring was unlinked."""
-        end = Producer(self._memory(), f"{self.name}'s reader", self.incarnation)
+        """The writing end, for one owner at a time. Raises FileNotFoundError when the ring was unlinked, LocalProtocolError when
+        the end is taken."""
+        end = Producer(self._take(PRODUCER_BYTE, "writing"), f"{self.name}'s reader", self.incarnation)
         _ends_made_here.add(end)
         return end
 
     def consumer(self) -> Consumer:
-        """The reading end. One process may take it, once. Raises FileNotFoundError when the ring was unlinked."""
-        end = Consumer(self._memory(), f"{self.name}'s writer", self.incarnation)
+        """The reading end, for one owner at a time. Raises FileNotFoundError when the ring was unlinked, LocalProtocolError when
+        the end is taken."""
+        end = Consumer(self._take(CONSUMER_BYTE, "reading"), f"{self.name}'s writer", self.incarnation)
         _ends_made_here.add(end)
         return end
 

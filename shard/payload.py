@@ -218,14 +218,37 @@ def pickle_error(error: BaseException) -> bytes:
     """The exception, its last line and its traceback as texts."""
     line = "".join(traceback.format_exception_only(error)).strip()[-TEXT_MAX:]
     text = "".join(traceback.format_exception(error))[-TEXT_MAX:]
-    try:
-        pickled = pickle.dumps(error, 5)
-        if len(pickled) > TEXT_MAX:
-            raise ValueError("too large to be worth it")
-        pickle.loads(pickled)  # an exception may pickle and yet not load: then the caller gets its texts
-    except Exception:  # whatever its __reduce__ does: the texts, which always pass, then say it all
+    pickled = b""
+    for attempt in (error, _Rebuilt(error)):
+        try:
+            pickled = pickle.dumps(attempt, 5)
+            if len(pickled) > TEXT_MAX:
+                raise ValueError("too large to be worth it")
+            loaded = pickle.loads(pickled)  # an exception may pickle and yet not load, or load as another one
+            if type(loaded) is type(error) and str(loaded) == str(error):
+                break
+        except Exception:  # whatever its __reduce__ or __init__ does: the texts, which always pass, then say it all
+            pass
         pickled = b""
     return pickle.dumps((pickled, line, text), 5)
+
+
+class _Rebuilt:
+    """Pickles an exception that pickle cannot make again, as its __init__ wants other arguments than it has in `args`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self.error), self.error.args, self.error.__dict__)
+
+
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Without its __init__, which has run once, where it was raised."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 def unpickle_error(body: memoryview) -> BaseException:

@@ -105,13 +105,13 @@ class Shard:
         if index == self.index:
             return run_here(self.reactor, function, args)
         lane = self._lanes.get(index)
-        if lane is None or index < 0:
+        if lane is None or index == APPLICATION:
             raise self._no_shard(index)
         return lane.submit(function, args)
 
     def _no_shard(self, index: int) -> Exception:
-        if not 0 <= index < self.size:
-            return ValueError(f"there is no shard {index}: this group has shards 0 to {self.size - 1}")
+        if not isinstance(index, int) or not 0 <= index < self.size:
+            return ValueError(f"there is no shard {index!r:.100}: this group has shards 0 to {self.size - 1}")
         return PeerLostError(f"shard {index} is gone: {self._lost.get(index, 'it never met this one')}")
 
     def at_stop(self, closer: Callable[[], None]) -> None:
@@ -328,6 +328,15 @@ def _force(number: int, frame: FrameType | None) -> None:
 
 
 _this: Shard | None = None
+
+
+def require_no_shard() -> None:
+    """Raise ShardError in a shard: its own would have nobody that sees to their end when it is killed."""
+    if _this is not None:
+        raise ShardError(
+            f"shard {_this.index} cannot start a group of its own: make a group with more shards in the application, and send it "
+            "its work by this_shard().submit_to()"
+        )
 
 
 def this_shard() -> Shard:

@@ -28,11 +28,29 @@ class OddError(Exception):
         self.one = one
 
 
-class WontLoadError(Exception):
+class TwoArgumentsError(Exception):
     """Pickles, and does not load: its constructor wants more than pickle gives it."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
+        self.one = one
+
+
+class AlteredError(Exception):
+    """Loads as another one: its constructor makes its text anew, of what it made before."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"no {what}")
+
+
+class WontLoadError(Exception):
+    """Pickles, and does not load, however it is made anew."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+    def __str__(self) -> str:
+        return f"1 and 2, at {id(self)}"
 
 
 noted: list[Any] = []  # in this process, by the functions below
@@ -102,7 +120,20 @@ def raise_odd(one: int) -> None:
 
 
 def raise_wont_load() -> None:
-    raise WontLoadError(1, 2)
+    raise WontLoadError("1 and 2")
+
+
+def raise_two_arguments() -> None:
+    raise TwoArgumentsError(1, 2)
+
+
+def raise_altered() -> None:
+    raise AlteredError("luck")
+
+
+def make_a_group() -> None:
+    with ShardGroup(1):
+        pass
 
 
 def give_unpicklable() -> Any:

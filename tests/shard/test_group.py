@@ -164,10 +164,10 @@ def test_an_environment_that_is_no_switch_is_named_with_those_there_are(monkeypa
 
 @pytest.mark.parametrize("index", [-1, 2, "1", None])
 def test_an_index_out_of_range_is_named_with_those_there_are(group: ShardGroup, index: int) -> None:
-    with pytest.raises(ValueError, match=f"there is no shard {index}: this group has shards 0 to 1"):
+    with pytest.raises(ValueError, match=f"there is no shard {index!r}: this group has shards 0 to 1"):
         group.submit_to(index, functions.index)
     if isinstance(index, int):
-        with pytest.raises(ValueError, match=f"there is no shard {index}: this group has shards 0 to 1"):
+        with pytest.raises(ValueError, match=f"there is no shard {index!r}: this group has shards 0 to 1"):
             group.submit_to(0, functions.ask, index, 1).result(PATIENCE_S)
 
 
@@ -397,3 +397,8 @@ def test_the_users_own_processes_come_and_go_beside_a_group(group: ShardGroup, s
     process.close()
     results.close()
     assert group.map(functions.ask_all, 4) == [[8], [8]]
+
+
+def test_a_group_within_a_shard_is_refused_by_name(group: ShardGroup) -> None:
+    with pytest.raises(ShardError, match="shard 1 cannot start a group of its own"):
+        group.submit_to(1, functions.make_a_group).result(PATIENCE_S)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
+import signal
 import threading
 import traceback
 import warnings
@@ -75,6 +77,55 @@ def test_a_wait_for_a_record_ends_at_its_deadline_and_names_the_peer(handle: Rin
     assert str(caught.value) == (
         f"{handle.name}'s writer wrote nothing to the ring within {timeout_s} s: it has nothing to say, or died"
     )
+
+
+def test_a_wait_without_an_end_that_a_clock_could_pass_is_refused(handle: Ring) -> None:
+    producer, consumer = handle.producer(), handle.consumer()
+    with pytest.raises(ValueError, match="timeout_s=nan"):
+        consumer.wait_read(math.nan)
+    with pytest.raises(ValueError, match="timeout_s=nan"):
+        producer.wait_write(b"", math.nan)
+
+
+# -- one owner an end --------------------------------------------------------------------------------------------------
+
+
+def test_an_end_is_taken_once_at_a_time_whoever_asks(handle: Ring) -> None:
+    producer, consumer = handle.producer(), handle.consumer()
+    with pytest.raises(LocalProtocolError, match=f"the writing end of ring {handle.name} is taken, in this process or another"):
+        handle.producer()
+    with pytest.raises(LocalProtocolError, match="the reading end"):
+        pickle.loads(pickle.dumps(handle)).consumer()
+    process = multiprocess.get_context("spawn").Process(target=_must_be_refused, args=(handle,))
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+    producer.write(b"from its only writer")
+    assert consumer.try_read() == b"from its only writer"
+
+
+def _must_be_refused(handle: Ring) -> None:
+    for take in (handle.producer, handle.consumer):
+        with pytest.raises(LocalProtocolError, match="is taken"):
+            take()
+
+
+def test_an_end_whose_owner_dropped_it_or_was_killed_can_be_taken_again_and_goes_on_where_that_stopped(handle: Ring) -> None:
+    producer, consumer = handle.producer(), handle.consumer()
+    producer.write(b"one")
+    del producer
+    process = multiprocess.get_context("spawn").Process(target=_write_and_die, args=(handle, b"two"))
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == -signal.SIGKILL
+    producer = handle.producer()
+    producer.write(b"three")
+    assert consumer.read_many(9) == [b"one", b"two", b"three"]
+
+
+def _write_and_die(handle: Ring, payload: bytes) -> None:
+    handle.producer().write(payload)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_wait_for_room_ends_when_the_reader_makes_some(handle: Ring) -> None:

@@ -250,10 +250,18 @@ def test_an_exception_of_another_shard_is_caught_in_the_one_that_asked(group: Sh
     assert ask(group, 0, functions.ask_and_catch, 1) == "caught 1"
 
 
+def test_an_exception_whose_constructor_wants_other_arguments_keeps_its_type_text_and_attributes(group: ShardGroup) -> None:
+    with pytest.raises(functions.TwoArgumentsError) as caught:
+        ask(group, 0, functions.raise_two_arguments)
+    assert (str(caught.value), caught.value.one) == ("1 and 2", 1)
+    with pytest.raises(functions.AlteredError, match=r"^no luck$"):
+        ask(group, 0, functions.raise_altered)
+
+
 def test_an_exception_that_does_not_load_comes_back_as_its_text(group: ShardGroup) -> None:
     with pytest.raises(ShardError, match="WontLoadError: 1 and 2") as caught:
         ask(group, 0, functions.raise_wont_load)
-    assert "raise WontLoadError(1, 2)" in str(caught.value.__cause__)
+    assert 'raise WontLoadError("1 and 2")' in str(caught.value.__cause__)
 
 
 def test_an_exception_whose_class_is_known_over_there_only_comes_back_as_its_text(group: ShardGroup) -> None:
