@@ -157,19 +157,22 @@ class RemoteError(RpcError):
     """The handler raised.
 
     `type_name` is the original exception's qualified type name, `remote_message` its text and
-    `remote_traceback` its traceback as text; the exception itself stays where it was raised.
+    `remote_traceback` its traceback as text; the exception itself stays where it was raised. `where` is who was asked: the
+    method, the server and its address. A handler that lets a RemoteError through passes its origin's three texts on; a line
+    "via ..." at the end of the traceback names each server that it came through.
     """
 
-    def __init__(self, text: str, *, type_name: str, remote_message: str, remote_traceback: str) -> None:
+    def __init__(self, text: str, *, type_name: str, remote_message: str, remote_traceback: str, where: str = "") -> None:
         super().__init__(text)
         self.type_name = type_name
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
+        self.where = where
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copy and pickle, which would call it with the text alone."""
-        more = {"type_name": self.type_name, "remote_message": self.remote_message, "remote_traceback": self.remote_traceback}
-        return partial(type(self), **more), self.args
+        names = ("type_name", "remote_message", "remote_traceback", "where")
+        return partial(type(self), **{name: getattr(self, name) for name in names}), self.args
 
 
 class DeadlineExceeded(RpcError, TimeoutError):
@@ -202,3 +205,11 @@ class AddressInUse(RpcError):
 
 class ConfigError(RpcError, ValueError):
     """A setting has a value that is not allowed."""
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, or that it says nothing: a `__str__` of the user's may raise anything."""
+    try:
+        return str(error)
+    except BaseException as failure:
+        return f"<its text cannot be made: {type(failure).__name__}>"

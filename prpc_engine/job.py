@@ -16,7 +16,10 @@ So many tasks run at a time, so many calls and bytes wait (server.Bounds); what 
 
 from __future__ import annotations
 
+import _thread
+import threading
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +28,7 @@ import msgspec
 from prpc_engine.archive import Handover
 from prpc_engine.halves import Inbox, Window
 from prpc_engine.message import END, TO_CALLER
-from shard import Future, Timer
+from shard import Future, Reactor, Timer
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
@@ -57,6 +60,19 @@ def discard(value: Any) -> None:
         value.cancel()
     elif not isinstance(value, AsyncGeneratorType):  # which has nothing to end before it began
         value.close()
+
+
+def pass_on_interrupt(error: BaseException, reactor: Reactor) -> None:
+    """Ctrl-C in the main thread ends what turns the reactor there, and not only the handler that it met: in the next turn, so
+    that the call is answered first and nothing is left half done."""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        reactor.call_soon(partial(_interrupt, error))
+
+
+def _interrupt(error: KeyboardInterrupt) -> None:
+    if threading.current_thread() is threading.main_thread():
+        raise error
+    _thread.interrupt_main()  # another thread turns the reactor meanwhile
 
 
 class _Next(Generator[Any, Any, Any]):

@@ -19,7 +19,7 @@ from prpc_engine.call import CALL_ID_BITS, NEVER, TIMEOUT_S, Call, CallTable, Cl
 from prpc_engine.context import inherited_s
 from prpc_engine.failures import error_for, failure_message
 from prpc_engine.halves import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
-from prpc_engine.job import Job
+from prpc_engine.job import Job, pass_on_interrupt
 from prpc_engine.loss import calls_of, error_of
 from prpc_engine.message import (
     CANCEL,
@@ -449,8 +449,9 @@ class Peer:
             self._send(_pack(REPLY, 0, 0, 0, call_id, 0, 0) + body, blocks)
         except PeerLostError:
             return True  # who asked is gone, and knows that it may have run
-        except (ShardError, errors.BadArguments) as error:
-            self.fail(call_id, Status.BAD_RESULT, type(error).__qualname__, str(error), "")
+        except BaseException as error:  # of what its class does to be sent, too
+            self.fail(call_id, Status.BAD_RESULT, type(error).__qualname__, errors.text_of(error), "")
+            pass_on_interrupt(error, self.reactor)
             return False
         return True
 

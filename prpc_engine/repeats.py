@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from prpc_engine.archive import handovers_in
 from prpc_engine.dedupe import Identity, Window
-from prpc_engine.errors import BadArguments
+from prpc_engine.errors import text_of
 from prpc_engine.failures import failure_message
-from prpc_engine.job import Job
+from prpc_engine.job import Job, pass_on_interrupt
 from prpc_engine.message import HEADER, REPLY, Status
 from shard import PeerLostError, ShardError
 
@@ -86,8 +86,9 @@ class WayBack:
             peer.connection.send(message, blocks)
         except PeerLostError:
             pass  # who asked comes again
-        except (ShardError, BadArguments) as error:
-            self.fail(call_id, Status.BAD_RESULT, type(error).__qualname__, str(error), "")
+        except BaseException as error:  # of what its class does to be sent, too
+            self.fail(call_id, Status.BAD_RESULT, type(error).__qualname__, text_of(error), "")
+            pass_on_interrupt(error, peer.reactor)
             return False
         self._window.answered(_identity(self._job), answer, nbytes, peer.reactor.clock())
         return True

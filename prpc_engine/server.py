@@ -29,10 +29,10 @@ from prpc_engine.archive import DECODE_ERRORS, Handover, handovers_in
 from prpc_engine.call import Call
 from prpc_engine.dedupe import ANSWERS_BYTES_MAX, ANSWERS_MAX
 from prpc_engine.deferred import Deferred, canceller
-from prpc_engine.errors import ConfigError, DeadlineExceeded
+from prpc_engine.errors import ConfigError, DeadlineExceeded, text_of
 from prpc_engine.failures import told
 from prpc_engine.halves import Inbox, Window
-from prpc_engine.job import Job, discard, pump
+from prpc_engine.job import Job, discard, pass_on_interrupt, pump
 from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status, method_key
 from prpc_engine.method import Method, as_task, describe, public_methods
 from prpc_engine.repeats import Repeats, WayBack
@@ -48,6 +48,7 @@ TASKS_MAX = 1024
 QUEUE_CALLS_MAX = 65536
 QUEUE_BYTES_MAX = 1 << 30
 
+_YIELDS = "{!r} yields its results: call it by client.stream()"
 _NOT_ONCE = "it is not marked once, so that nothing is remembered of it"
 HEALTH, DESCRIBE = "prpc.health", "prpc.describe"
 _LATER = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType, Future, Deferred, Task, Call})
@@ -115,12 +116,11 @@ class Server:
         self.target = target
         self.bounds = bounds or Bounds()
         self.jobs = Gate(f"server {server_id} of {service!r}")  # running and queued ones are inside
-        self.requests = self.failures = self.expired = self.cancelled = self.tasks = 0
+        self.requests = self.failures = self.expired = self.cancelled = self.tasks = self._queue_bytes = 0
         self.refused: dict[str, int] = {}  # by reason
         self._timers: dict[str, MethodTimer] = {}
         self._open_jobs: set[Job] = set()  # those inside the gate
         self._queue: deque[Job] = deque()
-        self._queue_bytes = 0
         self._starting = False
         self._repeats = Repeats(self.bounds.answers_max, self.bounds.answers_bytes_max)
         self._plain: dict[int, Callable[..., Any]] = {}  # what runs at once
@@ -224,8 +224,9 @@ class Server:
         outer, CONTEXT.value = CONTEXT.value, (peer, timeout_ms)
         try:
             value = function(*arguments)
-        except (Exception, SystemExit) as error:  # a handler that exits ends its call, not the reactor
-            self._function_raised(peer, call_id, key, arguments, error)
+        except BaseException as error:  # whatever it is, it ends this call, and not the reactor
+            self._raised(peer, call_id, error, key, arguments)
+            pass_on_interrupt(error, peer.reactor)
         else:
             del arguments  # the caller gets its blocks back before the answer, unless the handler keeps them
             if type(value) in _LATER:
@@ -267,8 +268,7 @@ class Server:
             self._refuse(peer, call_id, Status.STOPPING, "", f"{self.service!r} is stopping here")
             return
         if method.kind == "stream" and kind != OPEN:
-            text = f"{method.name!r} yields its results: call it by client.stream()"
-            self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "", text)
+            self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "", _YIELDS.format(method.name))
             return
         nbytes = len(body) + sum(block.nbytes for block in blocks)
         if self.tasks >= self.bounds.tasks_max and (
@@ -307,11 +307,10 @@ class Server:
             self.cancelled += 1
             peer.fail(call_id, Status.CANCELLED, "CancelledError", f"{self.service!r} was closed before it was done", "")
             return False
-        most = self.bounds.tasks_max + self.bounds.queue_calls_max
-        if self.tasks >= most:
-            text = f"{self.tasks} calls of {self.service!r} are to be answered later"
-            self._refuse(peer, call_id, Status.BACKPRESSURE, "", text)
-        return self.tasks < most
+        if self.tasks < self.bounds.tasks_max + self.bounds.queue_calls_max:
+            return True
+        self._refuse(peer, call_id, Status.BACKPRESSURE, "", f"{self.tasks} calls of {self.service!r} are to be answered later")
+        return False
 
     def _is_doubled(self, peer: Peer, call_id: int) -> bool:
         """Whether the caller uses a number again before its call is answered: it is hung up on, as answers have no other name."""
@@ -343,10 +342,10 @@ class Server:
         self.tasks += 1
         try:
             value = function(*arguments)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._leave(job)
-            self._function_raised(self._way_back(job), job.call_id, job.key, arguments, error)
-            return
+            self._raised(self._way_back(job), job.call_id, error, job.key, arguments)
+            pass_on_interrupt(error, job.peer.reactor)
         else:
             del arguments
             if type(value) in _LATER:
@@ -364,6 +363,10 @@ class Server:
         outer, CONTEXT.value = CONTEXT.value, job
         try:
             done = self._task(job, value)
+        except BaseException as error:  # Ctrl-C, in its first step
+            self._cut(job, error)
+            pass_on_interrupt(error, job.peer.reactor)
+            return
         finally:
             CONTEXT.value = outer
         if done.finished:  # it never waited
@@ -391,7 +394,7 @@ class Server:
             if job.window is None:
                 value.close() if isinstance(value, GeneratorType) else None
                 failed = Future()
-                failed.set_error(TypeError(f"{self._methods[job.key].name!r} yields its results: call it by client.stream()"))
+                failed.set_error(TypeError(_YIELDS.format(self._methods[job.key].name)))
                 return failed
             value = pump(job, value)
         return job.peer.reactor.spawn(value, queue=class_of(self._others.get(job.key, pump)))
@@ -411,10 +414,10 @@ class Server:
         """It ends with an error."""
         self._leave(job)
         if isinstance(error, DeadlineExceeded):
-            self._way_back(job).fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", str(error), "")
+            self._way_back(job).fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", text_of(error), "")
         elif isinstance(error, CancelledError):
             self.cancelled += 1
-            self._way_back(job).fail(job.call_id, Status.CANCELLED, "CancelledError", str(error), "")
+            self._way_back(job).fail(job.call_id, Status.CANCELLED, "CancelledError", text_of(error), "")
         else:
             self._raised(self._way_back(job), job.call_id, error)
 
@@ -482,19 +485,16 @@ class Server:
         return text is not None
 
     def _refuse(self, way: Peer | WayBack, call_id: int, status: Status, name: str, text: str, more: str = "") -> None:
-        reason = status.name.lower()
-        self.refused[reason] = self.refused.get(reason, 0) + 1
+        self.refused[status.name.lower()] = self.refused.get(status.name.lower(), 0) + 1
         way.fail(call_id, status, name, text, more)
 
-    def _function_raised(
-        self, way: Peer | WayBack, call_id: int, key: int, arguments: Sequence[Any], error: BaseException
+    def _raised(
+        self, way: Peer | WayBack, call_id: int, error: BaseException, key: int = 0, arguments: Sequence[Any] | None = None
     ) -> None:
-        method = self._methods[key]
-        if isinstance(error, TypeError) and not method.fits(arguments):
-            self._refuse(way, call_id, Status.BAD_ARGUMENTS, "TypeError", str(error), f"{method.name}{method.signature}")
+        """A handler did; at once, when called with these arguments, which may not fit it."""
+        if arguments is not None and isinstance(error, TypeError) and not (method := self._methods[key]).fits(arguments):
+            text = text_of(error)
+            self._refuse(way, call_id, Status.BAD_ARGUMENTS, "TypeError", text, f"{method.name}{method.signature}")
         else:
-            self._raised(way, call_id, error)
-
-    def _raised(self, way: Peer | WayBack, call_id: int, error: BaseException) -> None:
-        self.failures += 1
-        way.fail(call_id, Status.HANDLER_RAISED, *told(error))
+            self.failures += 1
+            way.fail(call_id, Status.HANDLER_RAISED, *told(error))

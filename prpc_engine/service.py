@@ -40,6 +40,7 @@ from prpc_engine.config import (
 from prpc_engine.dealer import Dealer
 from prpc_engine.hedge import HedgePolicy
 from prpc_engine.hedging import HedgingClient
+from prpc_engine.job import pass_on_interrupt
 from prpc_engine.master.client import MasterClient, SessionBackend
 from prpc_engine.master.master import close_in_reactor, master_error
 from prpc_engine.master.namespace import DEFAULT_ROOT, check_root
@@ -238,8 +239,9 @@ class RpcService:
         def run() -> None:
             try:
                 function(done)
-            except Exception as error:  # whatever it is, somebody waits
+            except BaseException as error:  # whatever it is, somebody waits
                 done.set_error(error)
+                pass_on_interrupt(error, self._driver.reactor)
 
         self._driver.reactor.call_soon(run)
         return done

@@ -50,8 +50,8 @@ class Task(Future, kw_only=True):
             self.set_result(stop.value)
         except BaseException as error:  # a handler that exits, or lets asyncio's cancellation out, must not end the reactor
             self.set_error(error)
-            if isinstance(error, KeyboardInterrupt):
-                raise  # it was meant for whoever turns the reactor
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C: it was meant for whoever turns the reactor
         else:
             if not isinstance(awaited, Future):
                 self.cancel(ShardError(f"a task may await this engine's futures only, not {type(awaited).__name__}"))

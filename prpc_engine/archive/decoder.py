@@ -44,15 +44,15 @@ from prpc_engine.archive.wire import (
     ArchiveError,
     PickleRefused,
 )
-from prpc_engine.errors import BadArguments
+from prpc_engine.errors import BadArguments, text_of
 from shard import DEFAULT_LIMITS, Limits
 
 _COMPLEX = struct.Struct("<dd")
 _NO_BLOCKS: tuple[NDArray[np.uint8], ...] = ()
 _decode_number = msgspec.msgpack.Decoder(int).decode
 # What decode_plain() raises for bytes that are no archive: ArchiveError for extension types, and msgspec's own (a ValueError; a
-# TypeError for a map's key that has no hash; a RecursionError) for the rest.
-DECODE_ERRORS = (ValueError, TypeError, RecursionError)
+# TypeError for a map's key that has no hash; a RecursionError; a MemoryError) for the rest.
+DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError)
 
 
 class _ArrayHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -132,7 +132,7 @@ class Decoder:
                 handover.give_back()
             if isinstance(error, ArchiveError):
                 raise
-            raise ArchiveError(f"{type(error).__name__}: {error}") from error
+            raise ArchiveError(f"{type(error).__name__}: {text_of(error)}") from error
         finally:
             self._blocks = _NO_BLOCKS
             if self._copied:
@@ -151,8 +151,10 @@ class Decoder:
             return reader(payload)
         except ArchiveError:
             raise
-        except Exception as error:  # of msgspec, of numpy, of a user's class
-            raise ArchiveError(f"{type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of msgspec, of numpy, of a user's class, which may raise anything
+            raise ArchiveError(f"{type(error).__name__}: {text_of(error)}") from error
         finally:
             self._depth -= 1
 
@@ -214,7 +216,8 @@ class Decoder:
         except ArchiveError:
             raise
         except Exception as error:  # the class refuses these fields, in its own way
-            raise ArchiveError(f"no {name} can be made of what was sent: {type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {text_of(error)}"
+            raise ArchiveError(f"no {name} can be made of what was sent: {why}") from error
 
     def _strings(self, payload: memoryview) -> NDArray[Any]:
         header = _decode_strings(payload)

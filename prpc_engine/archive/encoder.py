@@ -39,7 +39,7 @@ from prpc_engine.archive.wire import (
     TENSOR,
     TUPLE,
 )
-from prpc_engine.errors import BadArguments
+from prpc_engine.errors import BadArguments, text_of
 
 Block = NDArray[np.uint8]
 Blocks = list[Block]
@@ -290,7 +290,8 @@ class Encoder:
         try:
             packed = entry.pack(value)
         except Exception as error:  # a pack of the user's, which may raise anything
-            return self._pickled(value, blocks, f"cannot be sent as a {entry.name}: {type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {text_of(error)}"
+            return self._pickled(value, blocks, f"cannot be sent as a {entry.name}: {why}")
         return _Ext(CLASS, _encode((entry.name, self._convert(packed, blocks, depth))))
 
     def _of_other_class(self, value: Any, blocks: Blocks) -> Any:

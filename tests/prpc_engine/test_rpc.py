@@ -366,8 +366,9 @@ def test_handlers_call_other_servers_while_their_caller_waits(remote: World) -> 
     with ServerProcess(remote.master.address, "other", remote.transport):
         assert remote.client.call("relay", "other", "add", 1, 2) == 3
         assert remote.client.call("relay", "other", "relay", "test", "add", 3, 4) == 7, "and those call back"
-        with pytest.raises(RemoteError, match=r"raised prpc_engine\.errors\.RemoteError.*KeyError: 'inner'"):
+        with pytest.raises(RemoteError, match=r"'relay' of .* raised KeyError: 'inner'") as caught:
             remote.client.call("relay", "other", "boom", "inner")
+        assert caught.value.remote_traceback.splitlines()[-1].startswith("via 'boom' of server 0 of 'other'")
         assert remote.client.call("echo", 1) == 1
 
 
