@@ -10,7 +10,8 @@
     the value of a Lazy                                        as without Lazy; inside of one process the very object: lazy.py
 
 Anything else is refused with BadArguments, which says where in the value it stands. All types come back as they were, but:
-bytearray and memoryview as bytes, subclasses of arrays as arrays; arrays read-only, C or Fortran order kept, others in C order.
+bytearray and memoryview (of bytes,
+1-D) as bytes, subclasses of arrays as arrays; arrays read-only, C or Fortran order kept, others in C order.
 
     file          turns
     encoder       values into a body and blocks

@@ -55,6 +55,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _Ext = msgspec.msgpack.Ext
 _NO_BLOCKS: tuple[NDArray[np.uint8], ...] = ()
 _UINT8 = np.dtype(np.uint8)  # numpy looks np.uint8 up each time
+_BYTES_FORMATS = frozenset("Bbc")  # of memoryviews that are as good as bytes
 _EMPTY: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
@@ -197,7 +198,11 @@ class Encoder:
         return _Ext(INTEGER, value.to_bytes(size, "little", signed=True))
 
     def _bytes(self, value: bytes | bytearray | memoryview, blocks: Blocks, depth: int) -> Any:
-        if len(value) <= BYTES_INLINE_MAX and type(value) is not memoryview:
+        if type(value) is memoryview:
+            if value.ndim != 1 or value.format not in _BYTES_FORMATS:
+                shape = f"a memoryview of shape {value.shape} and format {value.format!r}"
+                raise _Unsendable(value, f"is {shape}, which would arrive as flat bytes: send np.asarray(it), or it.cast('B')")
+        elif len(value) <= BYTES_INLINE_MAX:
             return value
         try:
             blocks.append(np.frombuffer(value, np.uint8) if len(value) else _EMPTY)

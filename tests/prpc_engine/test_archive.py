@@ -162,3 +162,21 @@ def test_a_decoder_forgets_its_blocks_and_goes_on_after_an_error() -> None:
     assert decoder.decode(body, list(blocks)).tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="block 0 of 0"):
         decoder.decode(body, [])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(np.zeros((2, 3), np.uint8)),
+        memoryview(np.zeros(3)),
+        memoryview(np.zeros(())),
+        memoryview(bytes(4)).cast("B", (2, 2)),
+    ],
+    ids=["2-D", "of floats", "0-D", "2-D bytes"],
+)
+def test_a_memoryview_that_would_arrive_flat_is_refused_with_what_to_send(view: memoryview) -> None:
+    for value in (view, [1, view]):
+        with pytest.raises(BadArguments, match=r"memoryview of shape \(.*flat bytes: send np.asarray") as caught:
+            encode(value)
+        assert ("the value[1]" in str(caught.value)) == (value is not view)
+    assert same(there_and_back(np.asarray(view)), np.asarray(view))
