@@ -46,6 +46,7 @@ from prpc_engine.errors import (
     Stopping,
     UnknownMethod,
     UnknownService,
+    is_number,
 )
 
 # How much sooner a local server is asked than a remote one, in calls in flight. Shared memory answers a small call in a fraction
@@ -109,7 +110,8 @@ class Backoff:
     certain: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.first_s <= self.max_s and 0.0 <= self.certain <= 1.0):
+        are_numbers = all(map(is_number, (self.first_s, self.max_s, self.certain)))
+        if not (are_numbers and 0.0 <= self.first_s <= self.max_s and 0.0 <= self.certain <= 1.0):
             raise ConfigError(f"{self}: 0 <= first_s <= max_s and 0 <= certain <= 1 are allowed")
 
     def bound_s(self, failures: int) -> float:

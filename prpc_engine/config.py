@@ -15,7 +15,7 @@ from typing import Any
 
 from prpc_engine.address import Address
 from prpc_engine.allow import AllowList, rules_from
-from prpc_engine.errors import ConfigError
+from prpc_engine.errors import ConfigError, is_number
 from prpc_engine.master.registry import NAME_LENGTH_MAX
 from shard import DEFAULT_LIMITS, Limits, Slab, huge_page_policy, polling_enabled
 
@@ -285,5 +285,11 @@ def check_stall_budget(budget_s: object) -> None:
 
 def check_timeout(timeout_s: object, most: float = TIMEOUT_S_MAX) -> None:
     """A wait that must end: a number of seconds from 0 on. Raises ConfigError."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= most:
-        raise ConfigError(f"timeout_s={timeout_s!r}: 0 to {most:.0f} seconds are allowed")
+    check_seconds("timeout_s", timeout_s, most)
+
+
+def check_seconds(name: str, value: object, most: float = TIMEOUT_S_MAX, or_none: bool = False) -> None:
+    """A number of seconds from 0 on, or None where that is allowed. Raises ConfigError."""
+    if (value is None and or_none) or (is_number(value) and 0 <= value <= most):  # type: ignore[operator]
+        return
+    raise ConfigError(f"{name}={value!r:.100}: 0 to {most:.0f} seconds are allowed" + (", or None" if or_none else ""))

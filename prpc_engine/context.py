@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from prpc_engine.errors import BadArguments, is_number
 from prpc_engine.job import Job
+from prpc_engine.message import TIMEOUT_S_MAX
 from shard import CONTEXT
 
 if TYPE_CHECKING:
@@ -49,6 +51,15 @@ def remaining_s(clock: Callable[[], float]) -> float | None:
 def inherited_s(timeout_s: float | None, clock: Callable[[], float]) -> float | None:
     """The timeout of a call made here, in seconds: on somebody's behalf it waits no longer than that one does."""
     remaining = remaining_s(clock)
-    if remaining is None:
-        return timeout_s
+    if remaining is None or not (timeout_s is None or is_number(timeout_s)):
+        return timeout_s  # what is no number is named by wait_in_ms()
     return remaining if timeout_s is None else min(timeout_s, remaining)
+
+
+def wait_in_ms(timeout_s: float | None) -> int:
+    """A timeout as the header of a message has it. Raises BadArguments."""
+    if timeout_s is None:
+        return 0
+    if is_number(timeout_s) and 0.0 <= timeout_s <= TIMEOUT_S_MAX:
+        return int(timeout_s * 1000.0) + 1
+    raise BadArguments(f"timeout_s={timeout_s!r:.100}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")

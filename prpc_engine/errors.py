@@ -35,6 +35,7 @@ Every first line says what was asked, of whom, over what, after how long, and wh
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -205,6 +206,13 @@ class AddressInUse(RpcError):
 
 class ConfigError(RpcError, ValueError):
     """A setting has a value that is not allowed."""
+
+
+def is_number(value: object) -> bool:
+    """Whether it can be held against bounds: no text, no bool, no nan."""
+    if type(value) is float or type(value) is int:  # isinstance() asks an abstract class, which takes longer
+        return value == value
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(value == value)
 
 
 def text_of(error: BaseException) -> str:

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.balance import Outcome, outcome_of
 from prpc_engine.call import NEVER, SENDING_LOOKS_MAX, SENDING_S, Call, Client
-from prpc_engine.context import inherited_s
+from prpc_engine.context import inherited_s, wait_in_ms
 from prpc_engine.directory import Directory
-from prpc_engine.message import REPEAT, wait_in_ms
+from prpc_engine.message import REPEAT
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from prpc_engine.retry import ONLY_THERE, GiveUp, Retry, RetryBudget, RetryPolicy, RetryState, is_retriable

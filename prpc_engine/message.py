@@ -33,8 +33,6 @@ import enum
 import struct
 import zlib
 
-from prpc_engine.errors import BadArguments
-
 HEADER = struct.Struct("<BBHIQII")
 assert HEADER.size == 24  # the table above
 REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END, REPEAT = range(1, 11)
@@ -62,12 +60,3 @@ class Status(enum.IntEnum):
 def method_key(name: str) -> int:
     """A method's number on the wire."""
     return zlib.crc32(name.encode())
-
-
-def wait_in_ms(timeout_s: float | None) -> int:
-    """A timeout as the header has it. Raises BadArguments."""
-    if timeout_s is None:
-        return 0
-    if 0.0 <= timeout_s <= TIMEOUT_S_MAX:
-        return int(timeout_s * 1000.0) + 1
-    raise BadArguments(f"timeout_s={timeout_s!r}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.archive import DECODE_ERRORS, Archive
 from prpc_engine.call import CALL_ID_BITS, NEVER, TIMEOUT_S, Call, CallTable, Client
-from prpc_engine.context import inherited_s
+from prpc_engine.context import inherited_s, wait_in_ms
 from prpc_engine.failures import error_for, failure_message
 from prpc_engine.halves import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.job import Job, pass_on_interrupt
@@ -39,7 +39,6 @@ from prpc_engine.message import (
     WITH_CREDIT,
     Status,
     method_key,
-    wait_in_ms,
 )
 from prpc_engine.paths import Choice
 from prpc_engine.server import Server

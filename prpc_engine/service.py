@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -31,6 +32,7 @@ from prpc_engine.config import (
     check_environment,
     check_name,
     check_number,
+    check_seconds,
     check_stall_budget,
     check_timeout,
     limits_from,
@@ -127,6 +129,7 @@ class RpcService:
         advertise: str | None = None,
     ) -> None:
         check_environment()
+        check_timeout(timeout_s)
         self.shards = auto_shards() if shards == "auto" else check_number("shards", shards, 0, SHARDS_MAX)
         chosen = transports_from(transports)
         host, port = host_and_port(bind)
@@ -273,6 +276,7 @@ class RpcService:
 
         Not needed for serving: without it a progress thread does. With it requests cost no thread switch.
         """
+        check_seconds("timeout_s", timeout_s, math.inf, or_none=True)
         self._check_open()
         self._driver.run(timeout_s)
 
@@ -377,6 +381,7 @@ class RpcService:
 
     def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
         """The same of each shard, in order: they are asked, for `timeout_s` seconds at most. None without any."""
+        check_timeout(timeout_s)
         self._check_open()
         return self._servers.figures_of_shards(timeout_s)
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from prpc_engine import errors
 from prpc_engine.allow import AllowList
 from prpc_engine.call import TIMEOUT_S
-from prpc_engine.config import SERVER_ID_MAX, check_name, check_number
+from prpc_engine.config import SERVER_ID_MAX, check_name, check_number, check_seconds
 from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node
@@ -76,8 +76,9 @@ class RpcServer:
         """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds, and then end it.
 
         What is ended so raises Cancelled at its caller, what had not begun by then Stopping. A master that is away is waited for
-        ABSENT_S seconds, and hears of it when it is back. Again: does nothing.
+        ABSENT_S seconds, and hears of it when it is back. Again: does nothing. Raises ConfigError for a `drain_s` that is none.
         """
+        check_seconds("drain_s", drain_s)
         if not self._closed:
             self._closed = True
             if self.queue is not None:

@@ -15,6 +15,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -134,6 +135,8 @@ class Future(msgspec.Struct, eq=False):
         return self._outcome if self.finished == ERROR else None
 
     def _wait(self, timeout_s: float | None) -> bool:
+        if timeout_s is not None and (not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not timeout_s >= 0.0):
+            raise ValueError(f"timeout_s={timeout_s!r:.100}: seconds from 0 on are allowed, or None for no limit")
         if self.waiter is None:
             raise ShardError("this future can be awaited by a task of its reactor, but no thread may block on it")
         return self.waiter.wait(self, timeout_s)

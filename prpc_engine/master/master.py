@@ -10,13 +10,14 @@ passes through here, and does not notice. `prpc master` is this as a process of 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import time
 from types import TracebackType
 
 from prpc_engine import errors
-from prpc_engine.config import TlsSettings, allow_from, check_stall_budget, limits_from, secret_from
+from prpc_engine.config import TlsSettings, allow_from, check_seconds, check_stall_budget, limits_from, secret_from
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.methods import MasterMethods, MasterStatistics
 from prpc_engine.master.protocol import MASTER_TARGET, host_and_port
@@ -114,6 +115,7 @@ class Master:
 
     def serve_forever(self, timeout_s: float | None = None) -> None:
         """Serve from the calling thread, for `timeout_s` seconds or until close()."""
+        check_seconds("timeout_s", timeout_s, math.inf, or_none=True)
         self._driver.run(timeout_s)
 
     def stop_serving(self) -> None:

@@ -59,11 +59,11 @@ ASK, OPEN, HEARTBEAT, END = (method_key(name) for name in ("ask", "open_session"
 
 def check_lease(lease_s: float, heartbeat_s: float | None) -> float:
     """The heartbeat's interval. Raises ConfigError."""
-    if not LEASE_S_MIN <= lease_s <= LEASE_S_MAX:
+    if not (errors.is_number(lease_s) and LEASE_S_MIN <= lease_s <= LEASE_S_MAX):
         raise errors.ConfigError(f"lease_s={lease_s!r}: {LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed")
     if heartbeat_s is None:
         return lease_s / HEARTBEATS_PER_LEASE
-    if not 0.0 < heartbeat_s <= lease_s / 2:
+    if not (errors.is_number(heartbeat_s) and 0.0 < heartbeat_s <= lease_s / 2):
         raise errors.ConfigError(f"heartbeat_s={heartbeat_s!r}: up to half of lease_s={lease_s!r} is allowed")
     return heartbeat_s
 
