@@ -118,6 +118,7 @@ PURE = {
     "prpc_engine.kv.changes",
     "prpc_engine.kv.compression",
     "prpc_engine.kv.durable",
+    "prpc_engine.kv.epochs",
     "prpc_engine.kv.consistency",
     "prpc_engine.kv.eviction",
     "prpc_engine.kv.imbalance",

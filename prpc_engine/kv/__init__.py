@@ -26,6 +26,7 @@ from prpc_engine.kv.cache import Cache, CacheStatistics
 from prpc_engine.kv.compression import Cast, Compressor, Int8, TopK
 from prpc_engine.kv.consistency import Consistency, Ssp, Sync, WorkersBehind
 from prpc_engine.kv.elastic import ElasticServer, ElasticStatistics
+from prpc_engine.kv.epochs import RowsLost
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture
 from prpc_engine.kv.imbalance import Balance, ServerShare, WorkerShare
@@ -106,6 +107,7 @@ __all__ = [
     "Parameters",
     "Polynomial",
     "Postoffice",
+    "RowsLost",
     "SCHEDULER",
     "SERVER_GROUP",
     "Schedule",

@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from prpc_engine.errors import RemoteError
 from prpc_engine.kv.consistency import WorkersBehind
+from prpc_engine.kv.epochs import Outdated, RowsLost, is_remote
+from prpc_engine.kv.lane import Request
 
 Value = TypeVar("Value")
 
@@ -42,8 +44,8 @@ class KVFuture(Generic[Value]):
     def result(self, timeout_s: float | None = None) -> Value:
         """The merged answer, at most `timeout_s` seconds from now; None leaves it to the deadlines of the calls.
 
-        Raises the error of the first server that failed, in order of server id; WorkersBehind as itself. The other servers'
-        parts are not undone: a push that raised may have reached some of them.
+        Raises the error of the first server that failed, in order of server id; WorkersBehind, RowsLost and EpochChanged as
+        themselves. The other servers' parts are not undone: a push that raised may have reached some of them.
         """
         try:
             if timeout_s is None:
@@ -51,7 +53,7 @@ class KVFuture(Generic[Value]):
             until = time.monotonic() + timeout_s
             return self._assemble([part.result(max(0.0, until - time.monotonic())) for part in self._parts])
         except RemoteError as error:
-            raise _named(error) from error.__cause__
+            raise self._named(error) from error.__cause__
 
     def __await__(self) -> Generator[Any, None, Value]:
         answers = []
@@ -59,11 +61,16 @@ class KVFuture(Generic[Value]):
             for part in self._parts:
                 answers.append((yield from part.__await__()))
         except RemoteError as error:
-            raise _named(error) from error.__cause__
+            raise self._named(error) from error.__cause__
         return self._assemble(answers)
 
-
-def _named(error: RemoteError) -> Exception:
-    """What a table raises for its callers to catch, as what it was there."""
-    is_behind = error.type_name.rpartition(".")[2] == WorkersBehind.__name__
-    return WorkersBehind(error.remote_message) if is_behind else error
+    def _named(self, error: RemoteError) -> Exception:
+        """What a table raises for its callers to catch, as what it was there."""
+        if is_remote(error, WorkersBehind):
+            return WorkersBehind(error.remote_message)
+        failed = [part for part in self._parts if isinstance(part, Request) and part.error() is error]
+        if failed and is_remote(error, RowsLost):
+            return RowsLost(f"{failed[0].lane}: {error.remote_message}")
+        if failed and is_remote(error, Outdated):
+            return failed[0].lane.outdated(error.remote_message)
+        return error

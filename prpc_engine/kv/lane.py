@@ -35,6 +35,7 @@ from prpc_engine.errors import (
     Stopping,
     UnknownService,
 )
+from prpc_engine.kv.epochs import Behind, is_remote, parsed
 from prpc_engine.kv.ledger import WINDOW
 from shard import ClosedError, Future
 
@@ -124,6 +125,11 @@ class Request:
         except ClosedError as error:
             raise self.lane.closed(self) from error
 
+    def error(self) -> BaseException | None:
+        """What it was settled with, if that was an error."""
+        settled = self.settled or self.call
+        return settled.error() if settled is not None and settled.done() else None
+
     def give_up(self) -> None:
         """Its caller will change the arrays: it is not sent again."""
         self.lane.give_up(self)
@@ -134,7 +140,7 @@ class Lane:
 
     identity: of the worker's incarnation; mend: is called with the lane when requests of it are lost; push_method: what pushes
     are sent to; is_placed: whether another server may come to serve this partition; waiter: of the client's calls, for a first
-    request that is lost at once.
+    request that is lost at once; outdated: makes what is raised of what a server says that holds a newer epoch (epochs.py).
     """
 
     def __init__(
@@ -148,10 +154,12 @@ class Lane:
         push_method: str = "apply",
         is_placed: bool = False,
         waiter: Any = None,
+        outdated: Callable[[str], Exception] = RpcError,
     ) -> None:
         self.address = address
         self.partition = partition
         self.is_placed = is_placed
+        self.outdated = outdated
         self.next_order = itertools.count().__next__
         self.repeats = 0  # requests sent again
         self.answer_s = 0.0  # a moving mean of how long pushes take; 0.0: none was answered
@@ -191,8 +199,9 @@ class Lane:
             sequence = self._sequence + 1
             if unacknowledged and (sequence - next(iter(unacknowledged)) >= WINDOW or self._kept_bytes + nbytes > KEPT_BYTES_MAX):
                 raise Backpressure(
-                    f"{verb} to table {table!r} of {self._name!r}: {len(unacknowledged)} pushes of {self._kept_bytes} bytes to "
-                    f"{self} have no answer; {WINDOW} pushes and {KEPT_BYTES_MAX} bytes are allowed: wait for some of them"
+                    f"{verb} to table {parsed(table)[0]!r} of {self._name!r}: {len(unacknowledged)} pushes of "
+                    f"{self._kept_bytes} bytes to {self} have no answer; {WINDOW} pushes and "
+                    f"{KEPT_BYTES_MAX} bytes are allowed: wait for some of them"
                 )
             self._sequence = sequence
             args = (self._identity, sequence, verb, table, *arrays)
@@ -243,7 +252,7 @@ class Lane:
         """Whether what ended with that error is to be sent again."""
         if isinstance(error, NoServer):  # where no other one may come, the end
             return self.is_placed
-        if isinstance(error, MaybeExecuted | NotSent):
+        if isinstance(error, MaybeExecuted | NotSent) or is_remote(error, Behind):
             return True
         return self.is_placed and (isinstance(error, Stopping | UnknownService) or is_moved(error))
 

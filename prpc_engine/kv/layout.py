@@ -29,6 +29,8 @@ class Dense:
     shape: tuple[int, ...]
     slices: tuple[tuple[int, int, int], ...]
     feedback: tuple[Feedback, ...] | None = field(default=None, compare=False)  # of each slice, where gradients are compressed
+    epoch: int = field(default=0, compare=False)  # epochs.py
+    asked: str = field(default="", compare=False)  # what requests call the table
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Sparse:
     compression: Compressor | None = None
     cache: RowCache | None = field(default=None, compare=False)  # of this worker
     is_paced: bool = False  # by the pushes of each worker, which every server counts: so it gets one also when it owns no key
+    epoch: int = field(default=0, compare=False)  # epochs.py
+    asked: str = field(default="", compare=False)  # what requests call the table
 
 
 def layout_of(specs: Mapping[int, TableSpec], cache: RowCache | None = None) -> Dense | Sparse:

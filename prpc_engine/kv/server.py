@@ -16,6 +16,7 @@ A worker pushes by apply(), which looks into the partition's ledger (ledger.py) 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -27,15 +28,18 @@ import numpy.typing as npt
 from prpc_engine.context import calling_peer
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import BadArguments, ConfigError, Forgotten
+from prpc_engine.kv.beginnings import beginnings_of
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.gate import HeldTable
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.durable import Durable
+from prpc_engine.kv.epochs import Behind, RowsLost, outdated, parsed
 from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger, Node
 from prpc_engine.kv.paced_table import Paced
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
+from prpc_engine.kv.tree import Tree
 from prpc_engine.kv.versions import with_version
 from shard import Future
 
@@ -52,6 +56,10 @@ class ServingService(Protocol):
     @property
     def shards(self) -> int:
         """Shard processes of this service; 0 is inline."""
+
+    @property
+    def master_client(self) -> Tree:
+        """The master's tree; ConfigError: there is none."""
 
     def create_server(self, name: str, obj: object, /, *, sharded: bool = False) -> Any:
         """Expose obj's public methods; sharded: obj is a factory, called once in every shard."""
@@ -70,6 +78,9 @@ class TableServer:
             self.server = service.create_server(name, factory, sharded=True)
         else:
             self.server = service.create_server(name, factory())
+        beginnings = beginnings_of(service, name)
+        if beginnings is not None:
+            beginnings.remember()
 
 
 class TableShard(CheckpointMethods):
@@ -82,6 +93,7 @@ class TableShard(CheckpointMethods):
         super().__init__(checkpoint_root, files)
         self.ledger = Ledger(pusher=pushing_node)
         self.durable = Durable()
+        self.life = secrets.randbits(62)
         self.on_applied: Applied | None = None  # told of each push that apply() has applied, in that order
         self._held: dict[tuple[int, int], Deferred] = {}  # (client, sequence) of pushes that a gate holds
         self._changes: dict[str, Callable[..., Any]] = {
@@ -127,27 +139,51 @@ class TableShard(CheckpointMethods):
         for arrays in saved:
             self.ledger.load(arrays)
 
-    def create_table(self, spec: dict[str, Any]) -> bool:
+    def create_table(self, spec: dict[str, Any], epoch: int = 0, life: int = 0) -> bool | None:
         """Make the table that `spec` (TableSpec.to_dict()) describes: True when it is new, False when it is there.
 
-        ConfigError when another table has its name: a table is never changed or replaced under its users.
+        epoch, life: see epochs.py. Where this server has no such epoch and another life, the table's rows are lost: None, and
+        verbs are answered with RowsLost. An older epoch of the table is dropped; Outdated: a newer one is here. ConfigError when
+        another table has its name: an epoch of a table is never changed or replaced under its users.
         """
         wanted = from_dict(spec)
         present = self._specs.get(wanted.table)
-        if present is not None:
+        held, step = self._epochs.get(wanted.table, (0, -1))
+        if present is not None and held == epoch:
             if present != wanted:
                 raise ConfigError(
                     f"table {wanted.table!r} is there with another spec: asked for {wanted.to_dict()}, "
                     f"there is {present.to_dict()}; every worker must use the same spec and expected_servers"
                 )
             return False
-        table = wanted.make()
-        if isinstance(table, SparseTable):
-            self._sparse[wanted.table] = table
-        else:
-            self._dense[wanted.table] = table
-        self._specs[wanted.table] = wanted
+        if held > epoch:
+            raise outdated(wanted.table, held, step)
+        if epoch and life != self.life:
+            return None
+        if self._waiting is not None and present is not None:
+            raise CheckpointError("a save is about to cut these tables: reset again after it")
+        self._put(wanted, epoch)
         return True
+
+    def _put(self, spec: TableSpec, epoch: int) -> None:
+        """An empty table, in the place of what is there."""
+        table, name = spec.make(), spec.table
+        if name in self._specs:
+            self._known = self._cut_at = None
+            self._sparse.pop(name, None)
+            self._dense.pop(name, None)
+        if isinstance(table, SparseTable):
+            self._sparse[name] = table
+        else:
+            self._dense[name] = table
+        self._specs[name] = spec
+        if epoch:
+            self._epochs[name] = epoch, -1
+        self._name_tables()
+
+    def standing(self) -> tuple[int, dict[str, int]]:
+        """(life, {table that it has: the epoch}); see epochs.py."""
+        return self.life, {name: self._epochs.get(name, (0, -1))[0] for name in self._specs}
 
     def apply(self, client: int, sequence: int, verb: str, table: str, *arrays: Array) -> Any:
         """A verb of those that change a table, once for each (client, sequence); see the file's head."""
@@ -199,7 +235,7 @@ class TableShard(CheckpointMethods):
         self.durable.committed(save_id)
 
     def _comes_again(self, table: str) -> None:
-        bare = self.tables.get(table)
+        bare = self.tables.get(self._name_of(table))
         if bare is not None and isinstance(bare[1], Paced):
             bare[1].worker_is_here()
 
@@ -211,9 +247,9 @@ class TableShard(CheckpointMethods):
                 self.on_applied(client, sequence, verb, table, arrays)
 
     def _applied_before(self, verb: str, table: str, arrays: tuple[Array, ...]) -> Any:
-        found = self.tables.get(table)
+        found = self.tables.get(self._name_of(table))
         if found is None:
-            raise BadArguments(self._absent("such", table, list(self.tables)))
+            raise self._absent("such", table)
         _, bare = found
         if "pull" not in verb:
             return bare.version
@@ -281,20 +317,35 @@ class TableShard(CheckpointMethods):
                 found.setdefault(number, [number, worker, 0, {}])[3][name] = list(lag)
         return list(found.values())
 
-    def _sparse_table(self, name: str) -> SparseTable | HeldTable[SparseTable]:
-        table = self._sparse.get(name)
+    def _sparse_table(self, asked: str) -> SparseTable | HeldTable[SparseTable]:
+        table = self._asked_sparse.get(asked)
         if table is None:
-            raise BadArguments(self._absent("sparse", name, list(self._sparse)))
+            raise self._absent("sparse", asked)
         return table
 
-    def _dense_table(self, name: str) -> DenseTable | HeldTable[DenseTable]:
-        table = self._dense.get(name)
+    def _dense_table(self, asked: str) -> DenseTable | HeldTable[DenseTable]:
+        table = self._asked_dense.get(asked)
         if table is None:
-            raise BadArguments(self._absent("dense", name, list(self._dense)))
+            raise self._absent("dense", asked)
         return table
 
-    def _absent(self, kind: str, name: str, there: list[str]) -> str:
-        return f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first"
+    def _name_of(self, asked: str) -> str:
+        return asked if asked in self._specs else parsed(asked)[0]
+
+    def _absent(self, kind: str, asked: str) -> Exception:
+        name, epoch = parsed(asked)
+        held, step = self._epochs.get(name, (0, -1))
+        if epoch and name not in self._specs:
+            return RowsLost(
+                f"the rows of table {name!r} were in another process, which ended; this server began without them. restore() a "
+                "checkpoint, or reset() to begin with an empty table"
+            )
+        if held > epoch > 0:
+            return outdated(asked, held, step)
+        if held < epoch:
+            return Behind(f"table {name!r} began again, but not on this server yet: restore() or reset() it if this stays so")
+        there = [*self._dense] if kind == "dense" else [*self._sparse] if kind == "sparse" else [*self._specs]
+        return BadArguments(f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first")
 
 
 def pushing_node() -> Node:

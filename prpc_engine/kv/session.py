@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,8 +45,8 @@ class EpochChanged(RpcError):
     """State went back: a partition was lost and is back from a checkpoint, or empty, or from a replica that had less; or a
     checkpoint was restored. Pushes that were acknowledged since are gone. Train on from `step`, or restore all of it.
 
-    partition: which; step: of the checkpoint, -1: there was none, or it is not known; pushes_lost: how many of this worker's had
-    been acknowledged, or of all workers', where it is from versions that this one finds out.
+    partition: which, -1: all of a table; step: of the checkpoint, -1: there was none, or it is not known; pushes_lost: how many
+    of this worker's had been acknowledged, or of all workers', where it is from versions that this one finds out; -1: not known.
     """
 
     def __init__(self, text: str, partition: int, step: int, pushes_lost: int) -> None:
@@ -145,6 +145,13 @@ class Session:
             for table, floors in self._floors.copy().items():
                 rollbacks = floors.get(partition, NOTHING).rollbacks
                 self._floors[table] = {**floors, partition: Floor(0, rollbacks + 1)}
+
+    def begin_anew(self, table: str, partitions: Iterable[int]) -> None:
+        """This worker knows that all of that table began again; answers under way say nothing."""
+        with self._lock:
+            self.losses += 1
+            floors = self._floors.get(table, {})
+            self._floors[table] = {each: Floor(0, floors.get(each, NOTHING).rollbacks + 1) for each in partitions}
 
     def _gone_back(self, behind: Mapping[int, list[tuple[str, int, int]]]) -> EpochChanged:
         with self._lock:

@@ -27,10 +27,12 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from prpc_engine.errors import BadArguments, ConfigError, RemoteError
+from prpc_engine.errors import BadArguments, ConfigError
 from prpc_engine.kv import partition
 from prpc_engine.kv.admission import Admission
+from prpc_engine.kv.beginnings import beginnings_of
 from prpc_engine.kv.cache import Cache, CacheStatistics, RowCache
+from prpc_engine.kv.catalog import Catalog
 from prpc_engine.kv.checkpoint.rounds import Folder, Rounds
 from prpc_engine.kv.checks import check_grads, check_keys
 from prpc_engine.kv.compression import Compressor
@@ -42,7 +44,7 @@ from prpc_engine.kv.imbalance import Balance, WorkerLooks, balance_of, share_of
 from prpc_engine.kv.initializer import Constant, Initializer
 from prpc_engine.kv.kept import kept
 from prpc_engine.kv.lane import Address, Client, Lane, Request
-from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, layout_of, restored, rows_of, sliced, spread
+from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, restored, rows_of, sliced, spread
 from prpc_engine.kv.mending import Mending
 from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.session import Session, Versioned
@@ -68,7 +70,7 @@ class CallingService(Protocol):
 
     @property
     def master_client(self) -> Tree:
-        """The master's tree, of which elastic tables need a node."""
+        """The master's tree, which knows tables and their epochs. Raises ConfigError where there is none."""
 
     @property
     def driver(self) -> Any:
@@ -82,9 +84,11 @@ class TableWorker:
     same. timeout_s: how long to wait for them. call_timeout_s: the deadline of verbs that are given none.
     elastic: the tables are held by ElasticServers, however many; a verb then raises EpochChanged, once, when something was lost.
     ack: when a push counts as done: "applied" by the server that has the keys; of elastic tables "replicated", when another one
-    has it, too; or "durable", when a checkpoint with it is on the disk: somebody has to save() within its deadline. monotonic: no
-    pull or push_pull shows less of a partition than this worker has seen of it or has had applied there: EpochChanged instead,
-    once (of a push_pull, whose push is applied then). It costs an integer and a check a partition.
+    has it, too; or "durable", when a checkpoint with it is on the disk: somebody has to save() within its deadline.
+    Tables that are not elastic lose state where a server process ends, by restore() or by reset(): RowsLost or EpochChanged says
+    so of any verb. monotonic: the same of elastic ones, where a promoted replica may have less: no pull or push_pull shows less
+    of a partition than this worker has seen of it, EpochChanged is raised instead, once. It costs an integer and a check a
+    partition, so it is not the default; with ack="replicated" a replica never has less.
     There is no ack "received": a push that waits at a server is in no ledger yet and could be lost; submit_push() waits for none.
     """
 
@@ -113,12 +117,14 @@ class TableWorker:
             addresses, self._locate = where.addresses(), where.locate
         else:
             addresses = self._fixed(expected_servers)
+        beginnings = None if elastic else beginnings_of(service, name)
+        self._catalog = Catalog(name, len(addresses), self._session, self._ask, beginnings)
+        self._tables = self._catalog.layouts
         add, waiter = Mending(self._locate).add, service.driver if elastic else None
         self._lanes = [
-            Lane(self._client, name, index, address, identity, add, ACKS[ack], elastic, waiter)
+            Lane(self._client, name, index, address, identity, add, ACKS[ack], elastic, waiter, self._catalog.began_again)
             for index, address in enumerate(addresses)
         ]
-        self._tables: dict[str, Dense | Sparse] = {}
         self._looks = WorkerLooks()
 
     @property
@@ -165,7 +171,7 @@ class TableWorker:
         policies: Any = (admission, eviction, compression, consistency)
         whole = SparseSpec(table, 0, len(self._lanes), optimizer, start, dim, dtype, *policies)  # type: ignore[arg-type]
         made = RowCache.made(table, cache, dim, "monotonic" if self._is_monotonic else whole.consistency)
-        self._create(spread(whole, len(self._lanes)), timeout_s, made)
+        self._catalog.create(spread(whole, len(self._lanes)), self._timeout(timeout_s), made)
 
     def create_dense(
         self,
@@ -191,17 +197,15 @@ class TableWorker:
         policies: Any = (compression, consistency)
         whole = DenseSpec(table, 0, len(self._lanes), optimizer, start, shape, 0, 0, dtype, *policies)  # type: ignore[arg-type]
         is_cut = 4 * math.prod(whole.shape) >= split_bytes_min
-        self._create(sliced(whole, len(self._lanes), is_cut), timeout_s)
+        self._catalog.create(sliced(whole, len(self._lanes), is_cut), self._timeout(timeout_s))
 
-    def _create(self, specs: Mapping[int, TableSpec], timeout_s: float | None, cache: RowCache | None = None) -> None:
-        parts = [self._ask(index, "create_table", timeout_s, spec.to_dict()) for index, spec in specs.items()]
-        try:
-            KVFuture(parts, list).result()
-        except RemoteError as error:
-            if error.type_name.rpartition(".")[2] != ConfigError.__name__:
-                raise
-            raise ConfigError(f"{self.name!r} refused: {error.remote_message}") from error
-        self._tables[next(iter(specs.values())).table] = layout_of(specs, cache)
+    def reset(self, *tables: str, timeout_s: float | None = None) -> None:
+        """Begin these tables anew, empty, or all that this worker knows: how to go on after RowsLost without a checkpoint.
+
+        What servers still hold of them goes, too. Other workers are told by EpochChanged; what they pushed meanwhile is refused.
+        Raises BadArguments for a table that this worker has not created, ConfigError where tables are elastic.
+        """
+        self._catalog.reset(tables, self._timeout(timeout_s))
 
     # Checkpoints
 
@@ -234,16 +238,13 @@ class TableWorker:
                     found[index][table] = spec
             return found
 
-        step = self._rounds(timeout_s).restore(folder, layout)
-        for table in {table for specs in found.values() for table in specs}:
-            specs = {index: each[table] for index, each in found.items() if table in each}
-            self._tables[table] = layout_of(specs, getattr(self._tables.get(table), "cache", None))
-        for index in found:
-            self._session.begin_again(index)
+        step = self._rounds(timeout_s).restore(folder, layout, lambda step: self._catalog.next_epochs(step, found, timeout_s))
+        self._catalog.restored(found, step, timeout_s)
         return step
 
     def _rounds(self, timeout_s: float) -> Rounds:
-        return Rounds(self._submit, range(len(self._lanes)), timeout_s, partial(self._locate, self._lanes))
+        locate = partial(self._locate, self._lanes)
+        return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, self._catalog.asked_of)
 
     # Verbs
 
@@ -288,27 +289,27 @@ class TableWorker:
         layout = self._layout(table)
         if isinstance(layout, Dense):
             self._expect("pull", table, arrays, ())
-            parts = [self._ask(index, f"pull_dense{variant}", timeout_s, table) for index, _, _ in layout.slices]
+            parts = [self._ask(index, f"pull_dense{variant}", timeout_s, layout.asked) for index, _, _ in layout.slices]
             return parts, lambda answers: join(answers, layout.shape)
         self._expect("pull", table, arrays, ("keys",))
         keys, which = unique(check_keys(f"pull from table {table!r}", arrays[0]))  # a row travels once
         if layout.cache is None or variant:
-            parts, positions = self._ask_rows(f"pull{variant}", table, keys, timeout_s)
+            parts, positions = self._ask_rows(f"pull{variant}", layout.asked, keys, timeout_s)
             return parts, rows_of(positions, len(keys), layout.dim, which)
         found = layout.cache.look_up(keys, self._session.losses)
         keys = keys[found.missing]
-        parts, positions = self._ask_rows("pull", table, keys, timeout_s)
+        parts, positions = self._ask_rows("pull", layout.asked, keys, timeout_s)
         return parts, layout.cache.joined(keys, found, rows_of(positions, len(keys), layout.dim, None), which)
 
     def _ask_rows(
-        self, method: str, table: str, keys: Keys, timeout_s: float | None
+        self, method: str, asked: str, keys: Keys, timeout_s: float | None
     ) -> tuple[list[Request], list[npt.NDArray[np.intp]]]:
         """Ask each partition for its keys (none twice): as _scatter()."""
         parts, positions = [], []
         for lane, owned in zip(self._lanes, partition.split(keys, len(self._lanes)) if len(keys) else (), strict=False):
             if len(owned):
-                asked = keys if len(owned) == len(keys) else keys[owned]
-                parts.append(lane.ask(method, self._timeout(timeout_s), table, asked))
+                own = keys if len(owned) == len(keys) else keys[owned]
+                parts.append(lane.ask(method, self._timeout(timeout_s), asked, own))
                 positions.append(owned)
         return parts, positions
 
@@ -372,7 +373,7 @@ class TableWorker:
             parts = self._push_dense("push", "", table, layout, arrays, timeout_s, users)
         else:
             keys, grads = sum_duplicates(*self._checked("push", table, layout, arrays))
-            parts, _ = self._scatter("push", table, layout, keys, grads, timeout_s, users)
+            parts, _ = self._scatter("push", layout, keys, grads, timeout_s, users)
 
         def applied(versions: list[int]) -> None:
             gone_back = self._session.answered(table, seen, dict(zip(_partitions(parts), versions, strict=True)), 1)
@@ -396,7 +397,7 @@ class TableWorker:
             asked, grads = self._checked("push_pull", table, layout, arrays)
             keys, grads = sum_duplicates(asked, grads)
             which = None if keys is asked else np.searchsorted(keys, asked)
-            parts, positions = self._scatter(f"push_pull{variant}", table, layout, keys, grads, timeout_s, users)
+            parts, positions = self._scatter(f"push_pull{variant}", layout, keys, grads, timeout_s, users)
             join_values = rows_of(positions, len(keys), layout.dim, which)
             if layout.cache is not None:
                 join_values = layout.cache.forgetting(keys.copy() if users else keys, join_values)
@@ -408,7 +409,6 @@ class TableWorker:
     def _scatter(
         self,
         verb: str,
-        table: str,
         layout: Sparse,
         keys: Keys,
         grads: Floats,
@@ -432,7 +432,7 @@ class TableWorker:
                     arrays[1:] = layout.compression.encode(arrays[1])
                 if users:
                     arrays = [kept(each) if any(each is given for given in users) else each for each in arrays]
-                parts.append(lane.push(verb, timeout, table, *arrays))
+                parts.append(lane.push(verb, timeout, layout.asked, *arrays))
                 positions.append(owned)
         return parts, positions
 
@@ -453,7 +453,7 @@ class TableWorker:
         method, timeout = f"{verb}_dense{variant}", self._timeout(timeout_s)
         parts = []
         for number, (index, begin, end) in enumerate(layout.slices):
-            push, part = partial(self._lanes[index].push, method, timeout, table), grads[begin:end]
+            push, part = partial(self._lanes[index].push, method, timeout, layout.asked), grads[begin:end]
             if layout.feedback is not None:
                 parts.append(layout.feedback[number].send(part, push))
             else:

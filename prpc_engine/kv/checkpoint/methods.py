@@ -46,6 +46,7 @@ from prpc_engine.kv.checkpoint.load import load_extras, load_tables, newest, new
 from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, Base, CheckpointError, Part, check_keep, check_step
 from prpc_engine.kv.checkpoint.read import Link
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
+from prpc_engine.kv.epochs import asked_as
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
 
@@ -71,6 +72,8 @@ class CheckpointMethods:
         self._specs: dict[str, TableSpec] = {}
         self._sparse: dict[str, SparseTable | HeldTable[SparseTable]] = {}
         self._dense: dict[str, DenseTable | HeldTable[DenseTable]] = {}
+        self._epochs: dict[str, tuple[int, int]] = {}  # of tables that have one: it, and the step of the checkpoint it began with
+        self._asked_sparse, self._asked_dense = self._sparse, self._dense  # by what requests call them (epochs.py)
         self._save_id = ""  # of the save that holds pushes or writes
         self._waiting: Waiting | None = None  # pushes, while they are held
         self._committing = ""  # the id of the save that this server commits
@@ -99,12 +102,16 @@ class CheckpointMethods:
         link = await in_background(newest, checked_folder(folder, self._checkpoint_root))
         return None if link is None else msgspec.to_builtins(Base(link.path.name, link.crc32, link.manifest.links))
 
-    def checkpoint_enter(self, save_id: str, folder: str) -> dict[str, Any] | None:
+    def checkpoint_enter(self, save_id: str, folder: str, tables: Sequence[str] = ()) -> dict[str, Any] | None:
         """Hold pushes, for HOLD_S_MAX at most: the checkpoint in `folder` since which changes are known, a Base.
 
-        CheckpointError: another save is under way.
+        tables: what requests call those that must be here (epochs.py). CheckpointError: another save is under way. RowsLost: one
+        of the tables is not here, and a checkpoint would lack its rows.
         """
         path = checked_folder(folder, self._checkpoint_root)
+        for asked in tables:
+            if asked not in self._asked_sparse and asked not in self._asked_dense:
+                raise self._absent("such", asked)
         if self._save_id:
             raise CheckpointError("another save of these tables is under way: wait for it, or give a larger timeout_s")
         _unfinished_name(save_id)
@@ -112,6 +119,7 @@ class CheckpointMethods:
         waiting = self._waiting = deque()
         self._sparse = {name: HeldTable(table, waiting) for name, table in self._bare_sparse().items()}
         self._dense = {name: HeldTable(table, waiting) for name, table in self._bare_dense().items()}
+        self._name_tables()
         peer = calling_peer()
         if peer is not None:
             peer.reactor.call_later(HOLD_S_MAX, lambda: self._hold_is_over(waiting))
@@ -226,8 +234,11 @@ class CheckpointMethods:
         if peer is not None:
             peer.reactor.call_later(LOADED_S_MAX, lambda: self.checkpoint_forget(load_id))
 
-    def checkpoint_swap(self, load_id: str) -> None:
-        """Put the loaded tables in the place of the present ones; other tables stay."""
+    def checkpoint_swap(self, load_id: str, epochs: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Put the loaded tables in the place of the present ones; other tables stay.
+
+        epochs: [epoch, step of the checkpoint] of each table that begins an epoch with that.
+        """
         if self._loaded is None or self._loaded[0] != load_id:
             raise CheckpointError("nothing is loaded, or another restore came between: restore again")
         if self._waiting is not None:
@@ -239,6 +250,8 @@ class CheckpointMethods:
         self._specs.update(specs)
         self._sparse.update({name: table for name, table in tables.items() if isinstance(table, SparseTable)})
         self._dense.update({name: table for name, table in tables.items() if isinstance(table, DenseTable)})
+        self._epochs.update({name: (epoch, step) for name, (epoch, step) in (epochs or {}).items()})
+        self._name_tables()
 
     def _check_specs(self, wanted: Mapping[str, TableSpec]) -> None:
         for table, spec in wanted.items():
@@ -248,6 +261,10 @@ class CheckpointMethods:
                     f"table {table!r} is there with another spec than in the checkpoint: there is {present.to_dict()}, "
                     f"saved was {spec.to_dict()}; restore before creating it, or create it as it was"
                 )
+
+    def _absent(self, kind: str, asked: str) -> Exception:
+        """Why there is no table that requests call so."""
+        raise NotImplementedError
 
     def checkpoint_forget(self, load_id: str) -> None:
         """Free what was loaded."""
@@ -260,6 +277,14 @@ class CheckpointMethods:
     def _bare_dense(self) -> dict[str, DenseTable]:
         return {name: each.table if isinstance(each, HeldTable) else each for name, each in self._dense.items()}
 
+    def _name_tables(self) -> None:
+        """Let requests find the tables, after these or their epochs changed."""
+        self._asked_sparse, self._asked_dense = self._sparse, self._dense
+        if self._epochs:
+            asked = {name: asked_as(name, epoch) for name, (epoch, _) in self._epochs.items()}
+            self._asked_sparse = {asked.get(name, name): table for name, table in self._sparse.items()}
+            self._asked_dense = {asked.get(name, name): table for name, table in self._dense.items()}
+
     def _hold_is_over(self, waiting: Waiting) -> None:
         if self._waiting is waiting:
             self._let_pushes_run()
@@ -269,6 +294,7 @@ class CheckpointMethods:
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._sparse, self._dense = dict(self._bare_sparse()), dict(self._bare_dense())
+            self._name_tables()
             release(waiting)
 
 

@@ -19,6 +19,7 @@ from prpc_engine.errors import ConfigError, RemoteError, RpcError
 from prpc_engine.kv.checkpoint.chain import base_for, check_full_every
 from prpc_engine.kv.checkpoint.files import checked_folder
 from prpc_engine.kv.checkpoint.manifest import Base, CheckpointError, check_keep, check_step
+from prpc_engine.kv.epochs import RowsLost
 from prpc_engine.kv.future import PartFuture
 from prpc_engine.kv.table_spec import TableSpec, from_dict
 
@@ -26,6 +27,7 @@ MOVED, MOVED_PAUSE_S = "Moved", 0.05  # what an elastic server raises (hosted.py
 UNDO_TIMEOUT_S = 10.0  # for what is asked after a failure, perhaps of a server that has just died
 Folder = str | os.PathLike[str]
 Layout = Callable[[dict[str, list[TableSpec]]], Mapping[int, Mapping[str, TableSpec]]]
+Epochs = Mapping[str, tuple[int, int]]  # as of catalog.py
 Value = TypeVar("Value")
 logger = logging.getLogger("prpc")
 
@@ -37,10 +39,20 @@ class Submit(Protocol):
 
 
 class Rounds:
-    """Rounds of calls to all servers, within `timeout_s` seconds in all. locate: finds out where partitions are now."""
+    """Rounds of calls to all servers, within `timeout_s` seconds in all. locate: finds out where partitions are now.
 
-    def __init__(self, submit: Submit, server_ids: Sequence[int], timeout_s: float, locate: Callable[[], object]) -> None:
-        self._submit, self._locate = submit, locate
+    asked_of: what requests call the tables that a server must have for its part of a checkpoint to be whole.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        server_ids: Sequence[int],
+        timeout_s: float,
+        locate: Callable[[], object],
+        asked_of: Callable[[int], list[str]] = lambda server_id: [],
+    ) -> None:
+        self._submit, self._locate, self._asked_of = submit, locate, asked_of
         self._server_ids = server_ids
         self._until = time.monotonic() + timeout_s
 
@@ -54,7 +66,8 @@ class Rounds:
         is_chained = full_every > 1
         newest = _base(self._ask_first("checkpoint_newest", folder)) if is_chained else None
         try:
-            ends = [_base(end) for end in self._ask_all("checkpoint_enter", save_id, folder)]
+            enter = [(save_id, folder, self._asked_of(server_id)) for server_id in self._server_ids]
+            ends = [_base(end) for end in self._ask_each("checkpoint_enter", enter)]
             over = base_for(ends, newest, full_every)
             base = msgspec.to_builtins(over) if over is not None else None
             arguments = [(save_id, folder, step, part, base, is_chained) for part in range(len(self._server_ids))]
@@ -77,29 +90,32 @@ class Rounds:
                 "the checkpoint %s is good, but who waits for it is told after the next: %s", saved["name"], str(error)
             )
 
-    def restore(self, folder: Folder, layout: Layout) -> int:
-        """See TableWorker.restore(). `layout` says what each server is to have of the tables saved."""
+    def restore(self, folder: Folder, layout: Layout, next_epochs: Callable[[int], Epochs] = lambda step: {}) -> int:
+        """See TableWorker.restore(). `layout` says what each server is to have of the tables saved, next_epochs which epochs they
+        begin with that step."""
         text = _text(folder)
-        return self._while_partitions_move(lambda: self._restore(text, layout))
+        return self._while_partitions_move(lambda: self._restore(text, layout, next_epochs))
 
-    def _restore(self, folder: str, layout: Layout) -> int:
+    def _restore(self, folder: str, layout: Layout, next_epochs: Callable[[int], Epochs]) -> int:
         found = self._ask_first("checkpoint_find", folder)
         while True:
             try:
-                return self._load(folder, layout, *found)
+                return self._load(folder, layout, next_epochs, *found)
             except CheckpointError:
                 refused, found = found[0], self._ask_first("checkpoint_find", folder)
                 if found[0] == refused:
                     raise  # else a save has removed it meanwhile, and there is a newer one
 
-    def _load(self, folder: str, layout: Layout, name: str, step: int, saved: dict[str, Any]) -> int:
+    def _load(
+        self, folder: str, layout: Layout, next_epochs: Callable[[int], Epochs], name: str, step: int, saved: dict[str, Any]
+    ) -> int:
         specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
         load_id = secrets.token_hex(8)
         try:
             plain = [{table: spec.to_dict() for table, spec in specs[server_id].items()} for server_id in self._server_ids]
             arguments = [(load_id, folder, name, each, part, len(plain)) for part, each in enumerate(plain)]
             self._ask_each("checkpoint_load", arguments)
-            self._ask_all("checkpoint_swap", load_id)
+            self._ask_all("checkpoint_swap", load_id, dict(next_epochs(int(step))))
         except (RpcError, TimeoutError):
             for server_id in self._server_ids:
                 self._undo("checkpoint_forget", server_id, load_id)
@@ -172,7 +188,7 @@ def _base(plain: Any) -> Base | None:
 def _named(error: Exception) -> Exception:
     """What a server raised on purpose, as what it was there."""
     if isinstance(error, RemoteError):
-        for kind in (CheckpointError, ConfigError):
+        for kind in (CheckpointError, ConfigError, RowsLost):
             if error.type_name.rpartition(".")[2] == kind.__name__:
                 return kind(error.remote_message)
     return error

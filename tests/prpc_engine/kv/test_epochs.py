@@ -1,0 +1,303 @@
+"""A server of plain tables that began without the rows due there says so; restore() and reset() end it, and all are told."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.errors import BadArguments, ConfigError, RpcError
+from prpc_engine.kv import EpochChanged, RowsLost, TableServer, TableShard, TableWorker
+from prpc_engine.kv.epochs import asked_as, outdated, parsed, read_outdated
+from prpc_engine.kv.local import LocalService
+from tests.faults.zygote import Life
+from tests.ports import address_of, hold_port
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.prpc_engine.workloads.farm import Farm, end, kill
+
+ADD = {"name": "add"}
+KEYS = np.arange(64)
+ONES = np.ones((64, 1), np.float32)
+DENSE = np.ones(8, np.float32)
+
+
+def serve(life: Life, master: str) -> None:
+    """One server until SIGTERM."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    with RpcService(master, transports=["tcp"]) as service:
+        TableServer(service)
+        life.done = 1
+        signal.sigwait({signal.SIGTERM})
+
+
+class Job:
+    """Two servers of tables, and workers that have created them."""
+
+    def __init__(self, farm: Farm, master: str) -> None:
+        self._farm, self.master = farm, master
+        self.servers = [farm.start_ready(serve, master) for _ in range(2)]
+        self.services: list[RpcService] = []
+
+    def worker(self, create: bool = True) -> TableWorker:
+        self.services.append(RpcService(self.master, transports=["tcp"]))
+        worker = TableWorker(self.services[-1], expected_servers=2, timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S)
+        if create:
+            create_tables(worker)
+        return worker
+
+    def replace(self, index: int) -> None:
+        """kill -9, and another process in its place."""
+        kill(self.servers[index])
+        with RpcService(self.master, transports=["tcp"]) as watcher:
+            wait_until(lambda: len(watcher.master_client.tree_node_sub("/_rpc_/RpcService/kv")) == 1, "the end of a server")
+        self.servers[index] = self._farm.start_ready(serve, self.master)
+
+    def close(self) -> None:
+        for service in self.services:
+            service.close()
+        for server in self.servers:
+            end(server)
+
+
+def create_tables(worker: TableWorker) -> None:
+    worker.create_sparse("clicks", 1, ADD)
+    worker.create_dense("head", (8,), ADD, split_bytes_min=0)
+
+
+@contextmanager
+def job(farm: Farm, master: str) -> Iterator[Job]:
+    running = Job(farm, master)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def settled(worker: TableWorker) -> None:
+    """Until the worker reaches the server that came last."""
+
+    def reached() -> bool:
+        try:
+            worker.statistics(timeout_s=PATIENCE_S)
+        except RpcError:
+            return False
+        return True
+
+    wait_until(reached, "the new server")
+
+
+def train(worker: TableWorker) -> None:
+    worker.push("clicks", KEYS, ONES)
+    worker.push("head", DENSE)
+
+
+@pytest.mark.parametrize("is_created_anew", [False, True])
+def test_a_server_in_the_place_of_a_killed_one_never_answers_zeros_and_takes_no_push(
+    farm: Farm, master: Master, is_created_anew: bool
+) -> None:
+    with job(farm, master.address) as running:
+        one, reader = running.worker(), running.worker()
+        train(one)
+        assert reader.pull("clicks", KEYS).min() == 1
+        running.replace(1)
+        workers = [one, reader, running.worker()] if is_created_anew else [one, reader]
+        for worker in workers:
+            settled(worker)
+            for _ in range(2):
+                with pytest.raises(RowsLost, match=r"partition \d of 'kv' \(server \d\).*'clicks'.*restore\(\).*reset\(\)"):
+                    worker.pull("clicks", KEYS)
+            with pytest.raises(RowsLost):
+                worker.push("clicks", KEYS, ONES)
+            with pytest.raises(RowsLost):
+                worker.push_pull("head", DENSE)
+            with pytest.raises(RowsLost):
+                worker.submit_pull("head").result()
+        rows = [tables.get("clicks") for tables in one.statistics().values()]
+        assert sorted(each.rows if each is not None else 0 for each in rows)[0] == 0
+
+
+def test_reset_begins_empty_and_every_worker_is_told_once(farm: Farm, master: Master) -> None:
+    with job(farm, master.address) as running:
+        one, reader, other = running.worker(), running.worker(), running.worker()
+        train(one)
+        reader.pull("clicks", KEYS)
+        running.replace(0)
+        for worker in (one, reader, other):
+            settled(worker)
+        one.reset()
+        assert one.pull("clicks", KEYS).ravel().tolist() == [0] * len(KEYS)
+        with pytest.raises(EpochChanged, match=r"'clicks'.*reset") as told:
+            reader.pull("clicks", KEYS)
+        assert (told.value.partition, told.value.step) == (-1, -1)
+        with pytest.raises(EpochChanged):
+            other.push("clicks", KEYS, ONES)
+        for worker in (one, reader, other):
+            assert worker.pull("clicks", KEYS).ravel().tolist() == [0] * len(KEYS)  # the refused push is in no server
+        with pytest.raises(EpochChanged, match="'head'"):
+            reader.pull("head")
+        train(one)
+        assert reader.pull("clicks", KEYS).min() == reader.pull("head").min() == 1
+        late = running.worker()
+        assert late.pull("clicks", KEYS).min() == 1
+        with pytest.raises(BadArguments, match="the tables clicks, head"):
+            late.reset("nothing")
+
+
+def test_restore_brings_the_rows_back_and_every_worker_is_told_once(farm: Farm, master: Master, tmp_path: Path) -> None:
+    with job(farm, master.address) as running:
+        one, reader = running.worker(), running.worker()
+        train(one)
+        one.save(str(tmp_path), step=7)
+        train(one)
+        assert reader.pull("clicks", KEYS).max() == 2
+        running.replace(1)
+        new = running.worker()
+        for worker in (one, reader, new):
+            settled(worker)
+        with pytest.raises(RowsLost):
+            one.save(str(tmp_path), step=8)
+        assert new.restore(str(tmp_path)) == 7
+        for worker in (new, reader, one):
+            if worker is not new:
+                with pytest.raises(EpochChanged, match="restored from the checkpoint of step 7") as told:
+                    worker.pull("clicks", KEYS)
+                assert told.value.step == 7
+                with pytest.raises(EpochChanged):
+                    worker.pull("head")
+            assert worker.pull("clicks", KEYS).ravel().tolist() == [1] * len(KEYS)
+            assert worker.pull("head").tolist() == [1] * 8
+        one.save(str(tmp_path), step=8)
+        assert running.worker().pull("clicks", KEYS).min() == 1
+
+
+def test_a_whole_service_that_began_again_goes_on_with_a_checkpoint(farm: Farm, master: Master, tmp_path: Path) -> None:
+    with job(farm, master.address) as running:
+        one = running.worker()
+        train(one)
+        one.save(str(tmp_path), step=7)
+    with job(farm, master.address) as running:
+        new = running.worker()
+        with pytest.raises(RowsLost):
+            new.pull("clicks", KEYS)
+        assert new.restore(str(tmp_path)) == 7
+        assert new.pull("clicks", KEYS).min() == running.worker().pull("head").min() == 1
+    with job(farm, master.address) as running:  # another table takes a name of which nobody has anything
+        new = running.worker(create=False)
+        new.create_sparse("clicks", 3, ADD)
+        assert new.pull("clicks", KEYS).shape == (64, 3)
+        with pytest.raises(ConfigError, match="another spec"):
+            running.worker(create=False).create_sparse("clicks", 2, ADD)
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_what_is_due_is_known_after_the_master_began_again(farm: Farm, tmp_path: Path, has_journal: bool) -> None:
+    journal = str(tmp_path / "journal") if has_journal else None
+    with hold_port() as held:
+        address = address_of(held)
+        first = Master(address, journal=journal)
+        with job(farm, address) as running:
+            one = running.worker()
+            train(one)
+            first.close()
+            with Master(address, journal=journal), RpcService(address, transports=["tcp"]) as service:
+                tree = service.master_client
+                wait_until(lambda: known_tables(tree) == ["clicks", "head"], "the servers to tell")
+                wait_until(lambda: len(tree.tree_node_sub("/_rpc_/RpcService/kv")) == 2, "the servers to come back")
+                running.replace(0)
+                settled(one)
+                new = running.worker()
+                with pytest.raises(RowsLost):
+                    new.pull("clicks", KEYS)
+                with pytest.raises(RowsLost):
+                    new.pull("head")
+                new.reset()
+                assert new.pull("clicks", KEYS).max() == 0
+                for each in running.services:
+                    each.close()
+
+
+def known_tables(tree: object) -> list[str]:
+    try:
+        return list(tree.tree_node_sub("/_epochs_/kv"))  # type: ignore[attr-defined]
+    except RpcError:
+        return []
+
+
+def test_a_restore_that_was_not_finished_is_found_by_who_creates_the_table_next(farm: Farm, master: Master) -> None:
+    with job(farm, master.address) as running:
+        one = running.worker()
+        train(one)
+        epoch = one._tables["clicks"].epoch + 1
+        specs = one._catalog._specs["clicks"]
+        one._client.submit_to(
+            0, "create_table", specs[0].to_dict(), epoch, one._client.submit_to(0, "standing").result()[0]
+        ).result()
+        new = running.worker()
+        assert new._tables["clicks"].epoch == epoch
+        with pytest.raises(RpcError, match="began again, but not on this server yet"):
+            new.pull("clicks", KEYS, timeout_s=0.3)
+        new.reset("clicks")
+        assert new.pull("clicks", KEYS).max() == 0
+        with pytest.raises(EpochChanged):
+            one.pull("clicks", KEYS)
+        assert one.pull("clicks", KEYS).max() == 0
+
+
+def test_two_workers_that_create_a_table_at_once_find_one_table(farm: Farm, master: Master) -> None:
+    with job(farm, master.address) as running:
+        workers = [running.worker(create=False) for _ in range(4)]
+        threads = [threading.Thread(target=create_tables, args=(worker,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        for worker in workers:
+            train(worker)
+        assert {worker.pull("clicks", KEYS).max() for worker in workers} == {4.0}
+        assert len({worker._tables["clicks"].epoch for worker in workers}) == 1
+
+
+def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
+    shard, other = TableShard(), TableShard()
+    spec = {
+        "name": "sparse",
+        "table": "t",
+        "partition": 0,
+        "partitions": 1,
+        "optimizer": ADD,
+        "initializer": {"name": "constant"},
+    }
+    spec = {**spec, "dim": 1}
+    assert other.create_table(spec, 5, shard.life) is None
+    assert shard.create_table(spec, 5, shard.life) is True
+    assert shard.create_table(spec, 5, other.life) is False
+    with pytest.raises(Exception, match="began again as epoch 0000000000000005"):
+        shard.create_table(spec, 4, shard.life)
+    shard.apply(1, 1, "push", asked_as("t", 5), KEYS, ONES)
+    for asked in (4, 6):
+        with pytest.raises(RpcError):
+            shard.apply(1, 2, "push", asked_as("t", asked), KEYS, ONES)
+    assert shard.pull(asked_as("t", 5), KEYS).max() == 1
+    assert shard.standing() == (shard.life, {"t": 5})
+
+
+@pytest.mark.parametrize("table", ["t", "a@b", "a@0123456789abcdef", "line\nline"])
+def test_what_a_request_asks_for_is_read_back(table: str) -> None:
+    assert parsed(asked_as(table, 2**60)) == (table, 2**60)
+    assert read_outdated(str(outdated(asked_as(table, 3), 9, -1))) == (table, 9, -1)
+
+
+def test_tables_without_a_master_have_no_epochs() -> None:
+    service = LocalService()
+    TableServer(service)
+    worker = TableWorker(service)
+    worker.create_sparse("clicks", 1, ADD)
+    with pytest.raises(ConfigError, match="have a master"):
+        worker.reset()
+    assert worker.pull("clicks", KEYS).max() == 0
