@@ -43,6 +43,7 @@ from shard.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_off
 from shard.idle import polling_enabled
 from shard.leases import held_by_this_process
 from shard.limits import DEFAULT_LIMITS, Limits
+from shard.memory_room import MemoryRoom, read_memory_room
 from shard.process import Shard, this_shard
 from shard.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.reactor import Reactor
@@ -94,6 +95,7 @@ __all__ = [
     "Limits",
     "Listener",
     "LocalProtocolError",
+    "MemoryRoom",
     "MemoryTransport",
     "Node",
     "PeerLostError",
@@ -143,6 +145,7 @@ __all__ = [
     "polling_enabled",
     "quantile_ns",
     "read_huge_page_offer",
+    "read_memory_room",
     "read_topology",
     "restore",
     "this_shard",

@@ -9,7 +9,7 @@ ShardError
 ├── AddressInUseError        the port is taken                      → another port, or 0
 ├── AuthenticationError      the peer does not hold our secret      → the same secret on both sides
 ├── BackpressureError        a queue's bound is reached             → slow down, or retry later
-├── ShmFull                  no room in shared memory               → a larger /dev/shm, or smaller slabs
+├── ShmFull                  no room for shared memory              → more memory, or smaller slabs
 ├── FailpointError           asked for by PRPC_FAILPOINTS           → a test's business
 └── ProtocolError            (abstract) the wire format was broken
     ├── LocalProtocolError   we were about to send it               → a bug on this side
@@ -57,7 +57,7 @@ class BackpressureError(ShardError):
 
 
 class ShmFull(ShardError, MemoryError):
-    """Shared memory has no room for the segment asked for."""
+    """There is no memory for the segment asked for, within the bounds of slab, cgroup and host."""
 
 
 class FailpointError(ShardError):

@@ -4,16 +4,16 @@ Reserving and attaching a segment is work per page. Measured on a 2-core VM with
 53, attaching at the peer 0.3 ms instead of 7.7; copies through warm pages are as fast as before (7.3 GB/s), scattered reads gain
 a fifth or so. Memory that the VM's host has never given it yet takes 200-400 ms either way. Two offers, and how each is made:
 
-    transparent   mount -o remount,huge=advise /dev/shm   made of free memory; as ever counted against the size of /dev/shm
-    reserved      sysctl vm.nr_hugepages=N                set aside for all processes of the machine, outside /dev/shm
+    transparent   echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled     made of free memory
+    reserved      sysctl vm.nr_hugepages=N                                            set aside for all processes of the machine
 
-Transparent ones come first: the reserved pool may have been set aside for somebody else. `shmem_enabled` under
-/sys/kernel/mm/transparent_hugepage is not asked, but for its words "deny" and "force": the others are about memory that lies in
-no mounted file system, whose size nothing bounds, so that a full machine would end in the out-of-memory killer instead of
-ShmFull (Linux, Documentation/admin-guide/mm/transhuge.rst; mount option huge= of tmpfs(5)).
+Transparent ones come first: the reserved pool may have been set aside for somebody else. Segments are memfds, which lie in no
+mounted file system: so the mount option huge= of /dev/shm says nothing about them, and shmem_enabled does, with the file of the
+same name for pages of 2 MiB, where the kernel has that, above it (Linux, Documentation/admin-guide/mm/transhuge.rst).
 
 Either way every page is there before a segment is used. Transparent ones are ordinary pages of the file, huge or not, and
-posix_fallocate sees to all of them; on the reserved ones posix_fallocate takes the pages themselves out of the pool.
+posix_fallocate sees to all of them; on the reserved ones posix_fallocate takes the pages themselves out of the pool. What bounds
+the transparent ones is memory_room.py, as for small pages.
 
 PRPC_HUGE_PAGES: auto (the default: where offered), never, require (ShmFull where they cannot be had).
 """
@@ -34,6 +34,9 @@ Policy = Literal["auto", "never", "require"]
 
 POOL = "sys/kernel/mm/hugepages/hugepages-2048kB"
 SHMEM_ENABLED = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+SHMEM_ENABLED_2M = "sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled"  # Linux 6.11; "inherit": as above
+TO_OFFER_TRANSPARENT = f"echo advise > /{SHMEM_ENABLED}"
+OFFERING = ("always", "within_size", "advise")
 _MADV_POPULATE_WRITE = 23  # madvise(2), from Linux 5.14 on; the mmap module has no name for it
 
 
@@ -41,7 +44,7 @@ _MADV_POPULATE_WRITE = 23  # madvise(2), from Linux 5.14 on; the mmap module has
 class HugePageOffer:
     """What there is right now."""
 
-    transparent: bool  # files in /dev/shm may get them
+    transparent: bool  # memfds may get them
     reserved_free_bytes: int  # in the pool, and promised to nobody
 
 
@@ -50,8 +53,8 @@ NOTHING = HugePageOffer(transparent=False, reserved_free_bytes=0)
 
 def read_huge_page_offer(root: Path = Path("/")) -> HugePageOffer:
     """What the files under `root` say; nothing is offered where they are missing."""
-    chosen = (_read(root / SHMEM_ENABLED) or "").partition("[")[2].partition("]")[0]
-    transparent = chosen == "force" or (chosen != "deny" and _huge_option(root) in ("always", "within_size", "advise"))
+    chosen, of_2m = _chosen(root / SHMEM_ENABLED), _chosen(root / SHMEM_ENABLED_2M)
+    transparent = chosen == "force" or (chosen != "deny" and (chosen if of_2m in ("", "inherit") else of_2m) in OFFERING)
     free = max(0, _number(root / POOL / "free_hugepages") - _number(root / POOL / "resv_hugepages"))
     return HugePageOffer(transparent, free * HUGE_PAGE_BYTES)
 
@@ -70,12 +73,9 @@ def suits(size_bytes: int) -> bool:
 
 
 def take_reserved(size_bytes: int, name: str) -> int | None:
-    """The descriptor of a file of `size_bytes` made of reserved pages, all of them taken, or None; `name` is only shown.
-
-    It is a file of its own, not one in /dev/shm, and goes with its last descriptor and mapping just the same.
-    """
+    """The descriptor of a memfd of `size_bytes` made of reserved pages, all of them taken, or None; `name` is only shown."""
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
     except OSError:  # a kernel or sandbox without them
         return None
     try:
@@ -87,22 +87,33 @@ def take_reserved(size_bytes: int, name: str) -> int | None:
     return fd
 
 
-def ask_for_transparent(fd: int, size_bytes: int) -> None:
-    """Fill the empty file `fd` in /dev/shm with huge pages, as far as there are any; posix_fallocate does the rest.
+class TransparentFill:
+    """Fills an empty memfd with huge pages, as far as there are any; posix_fallocate does the rest. Use it by `with`.
 
-    The advice belongs to a mapping, and posix_fallocate has none: under huge=advise it would take small pages. Populating by
-    madvise stops with an error where touching the memory would be SIGBUS.
+    The advice belongs to a mapping, and posix_fallocate has none: where "advise" is chosen it would take small pages. Populating
+    by madvise stops with an error where touching the memory would be SIGBUS.
     """
-    space = os.fstatvfs(fd)
-    if space.f_blocks and space.f_bavail * space.f_frsize < size_bytes:  # 0 blocks: mounted without a bound
-        return  # it would fill what is left, for nothing
-    os.ftruncate(fd, size_bytes)
-    with mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED) as mapping:
-        try:
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-            mapping.madvise(_MADV_POPULATE_WRITE)
-        except OSError:  # an older kernel, or no room: small pages, or ShmFull, are the next step's business
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes)
+        self._mapping = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED)
+        self._works = True
+
+    def __enter__(self) -> TransparentFill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mapping.close()
+
+    def take(self, offset: int, size_bytes: int) -> None:
+        """Populate a part that begins at a multiple of HUGE_PAGE_BYTES."""
+        if not self._works:
             return
+        try:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE, offset, size_bytes)
+            self._mapping.madvise(_MADV_POPULATE_WRITE, offset, size_bytes)
+        except OSError:  # an older kernel, or no room: small pages, or ShmFull, are the next step's business
+            self._works = False
 
 
 def page_bytes(memory: memoryview) -> int:
@@ -139,15 +150,9 @@ def _kib(value: str) -> int:
     return int(value.split()[0]) << 10
 
 
-def _huge_option(root: Path) -> str | None:
-    """The word after huge= among the mount options of /dev/shm; what is mounted last hides what was there before."""
-    found = None
-    for line in (_read(root / "proc/self/mountinfo") or "").splitlines():
-        fields = line.split(" ")  # proc_pid_mountinfo(5): the mount point is the fifth, the file system's options the last
-        if len(fields) > 6 and fields[4] == "/dev/shm":
-            options = dict(option.partition("=")[::2] for option in fields[-1].split(","))
-            found = options.get("huge")
-    return found
+def _chosen(path: Path) -> str:
+    """The word in brackets; "" where there is none."""
+    return (_read(path) or "").partition("[")[2].partition("]")[0]
 
 
 def _number(path: Path) -> int:

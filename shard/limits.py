@@ -27,6 +27,15 @@ class Limits:
     calls_in_flight_max: int = 1 << 20
     # Of each of a connection's two rings: 8,000 small messages, and larger bodies in one record.
     ring_bytes: int = 1 << 20
+    # ... and of those that a connecting peer brings along, whatever it chose.
+    ring_bytes_max: int = 64 << 20
+    # One segment of a peer's slab that we map to read its arrays: room for blocks_bytes_max, which is an array that has a
+    # segment to itself. Mapping takes address space only: the memory is the peer's, and nothing of it is touched unread.
+    segment_bytes_max: int = 16 << 30
+    # All segments of one peer's slab that are mapped at a time: eight slabs of the default size ...
+    segments_bytes_max: int = 64 << 30
+    # ... in so many pieces, a descriptor and a mapping each (vm.max_map_count is 65530).
+    segments_max: int = 1024
     # A peer that has not proved the secret by then is cut (slow loris).
     handshake_s: float = 5.0
     # Peers that are proving it at a time; the others wait. Each is a socket, with TLS some 50 KiB as well ...

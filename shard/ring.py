@@ -3,7 +3,7 @@
     offset  size  field     written by  meaning
          0     8  magic     creator     MAGIC, stored last; whoever attaches refuses anything else
          8     8  capacity  creator     bytes in data, a power of two
-        16     8  version   creator     VERSION of this table
+        16     8  version   creator     VERSION of this table, and of what a connection puts beside it (transport/notes.py)
         24     8  incarnation creator   which life of the ring's maker this ring belongs to; who attaches may ask for one
        128     8  tail      producer    bytes written since creation
        256     8  head      consumer    bytes read since creation
@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from shard.errors import LocalProtocolError, RemoteProtocolError, ShardError
 
 MAGIC = 0x31474E4952435250  # "PRCRING1", little-endian
-VERSION = 2
+VERSION = 3
 MAGIC_WORD, CAPACITY_WORD, VERSION_WORD, INCARNATION_WORD = 0, 1, 2, 3
 TAIL_WORD, HEAD_WORD, SLEEPING_WORD, DATA_OFFSET = 16, 32, 48, 512
 assert HEAD_WORD - TAIL_WORD == SLEEPING_WORD - HEAD_WORD == 128 // 8  # two lines: processors fetch them in pairs

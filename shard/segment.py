@@ -1,20 +1,24 @@
 """A piece of shared memory: made by one process, mapped by any that is handed its file descriptor.
 
-A segment is an unnamed file in /dev/shm (O_TMPFILE), so that its size, mode and owner are the file system's business; peers
-receive its descriptor over a Unix socket. So a process that dies by kill -9 leaves nothing behind at any moment, and nobody can
-attach who was not handed it. Only a segment made with `keep_name=True` has a name, until unlink(); the name says whose it is, so
-that `collect_garbage` can tell the dead from the living:
+A segment is a memfd: it has no name in any file system, so a process that dies by kill -9 leaves nothing behind at any moment,
+nobody can attach who was not handed the descriptor (over a Unix socket, or by inheriting it), and no mount bounds it: a
+container's 64 MB of /dev/shm limit nobody. Its maker seals it once it is whole:
+
+    SHRINK, GROW   nobody can cut it short: that would be SIGBUS, which no `except` catches, in every process that has it mapped
+    FUTURE_WRITE   (segments that are lent) nobody but its maker can write to it, map it for writing or punch holes into it
+    SEAL           nobody can add another seal
+
+Who attaches asks for these seals, for the size that was announced and for memory that is really there before it maps anything, so
+a descriptor of something else, a sparse file for instance, costs nothing but an error that names it.
+
+`posix_fallocate` takes every page at creation, step by step, and before each step memory_room.py says whether the host and the
+cgroup have room for it: lack of memory is ShmFull then, and neither SIGBUS nor the out-of-memory killer later. Segments of whole
+huge pages (a slab's; never rings) get those where they are offered: huge_pages.py.
+
+Only a segment made with `keep_name=True` lies in /dev/shm, under a name, until unlink(); the name says whose it is, so that
+`collect_garbage` can tell the dead from the living:
 
     /prpc.<uid>.<job>.<pid>.<start>.<random>     start: the owner's start time in clock ticks since boot, from /proc/pid/stat
-
-`posix_fallocate` takes every page at creation: a full /dev/shm is ShmFull then, and never SIGBUS later. With ftruncate alone the
-file would be sparse: creating it always succeeds, and whoever first touches a page that /dev/shm has no room for any more is
-killed by SIGBUS, which no `except` catches. Segments of whole huge pages (a slab's; never rings) get those where they are
-offered: huge_pages.py.
-
-Who is to read only is given `read_only_fd()`: through it the memory can be neither written nor truncated, by mistake or by a
-broken program. It is no wall against a program of the same user that means harm: that one could open the file anew, or attach a
-debugger; peers over shared memory are of the same user and are trusted as far as that user is.
 """
 
 from __future__ import annotations
@@ -22,20 +26,34 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
+import functools
 import mmap
 import os
+import resource
 import secrets
 import stat
 from pathlib import Path
 
 import posix_ipc
 
-from shard import huge_pages
-from shard.errors import RemoteProtocolError, ShmFull
+from shard import huge_pages, memory_room
+from shard.errors import RemoteProtocolError, ShardError, ShmFull
 
 PREFIX = "prpc"
+MIB = 1 << 20
 SHM_FOLDER = Path("/dev/shm")
 _kept_names: dict[str, int] = {}  # segment name -> pid of the process that made it
+
+# fcntl(2), memfd_create(2); by number, for not every Python has all of the names.
+F_ADD_SEALS, F_GET_SEALS = 1033, 1034
+SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
+MFD_NOEXEC_SEAL = 0x8  # from Linux 6.3 on, where a machine may insist on it
+SIZE_SEALS = SEAL_SHRINK | SEAL_GROW
+
+# Pages are taken in steps of this part of the room there is, so that others who take memory at the same moment are seen in time.
+STEP_PART = 4
+STEP_BYTES_MIN = huge_pages.HUGE_PAGE_BYTES
 
 
 def start_ticks(pid: int) -> int | None:
@@ -57,45 +75,102 @@ def _new_name() -> str:
 
 
 def _new_file(name: str | None) -> int:
-    """An empty file in /dev/shm, without a name or with a kept one; its descriptor."""
+    """An empty file without a name, to be sealed, or one in /dev/shm with a kept name; its descriptor."""
     if name is None:
-        return os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return _new_memfd()
     fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
     _kept_names[name] = os.getpid()
     return fd
+
+
+def _new_memfd() -> int:
+    shown = _new_name().removeprefix("/")  # in /proc/<pid>/maps and fd, nowhere else
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        try:
+            fd = os.memfd_create(shown, flags | MFD_NOEXEC_SEAL)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fd = os.memfd_create(shown, flags)  # an older kernel
+    except OSError as error:
+        raise ShardError(f"this machine makes no shared memory without a name (memfd_create: {error.strerror})") from error
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+@functools.cache
+def future_write_seal() -> int:
+    """SEAL_FUTURE_WRITE where the kernel has it (Linux 5.1), else 0: then a descriptor for reading only has to do."""
+    fd = _new_memfd()
+    try:
+        fcntl.fcntl(fd, F_ADD_SEALS, SEAL_FUTURE_WRITE)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    return SEAL_FUTURE_WRITE
+
+
+def _seal(fd: int, lent: bool) -> None:
+    """After its maker has mapped it: that mapping stays writable."""
+    fcntl.fcntl(fd, F_ADD_SEALS, SIZE_SEALS | SEAL_SEAL | (future_write_seal() if lent else 0))
+
+
+def _take_pages(fd: int, size_bytes: int, transparent: bool) -> None:
+    """All of them, as long as there is room. Raises ShmFull, and OSError as posix_fallocate(3)."""
+    taken = 0
+    with huge_pages.TransparentFill(fd, size_bytes) if transparent else contextlib.nullcontext() as fill:
+        while taken < size_bytes:
+            room = memory_room.read_memory_room()
+            left = size_bytes - taken
+            if left > room.free_bytes:
+                raise ShmFull(_no_memory_text(size_bytes, room))
+            step = min(left, max(STEP_BYTES_MIN, room.free_bytes // STEP_PART // STEP_BYTES_MIN * STEP_BYTES_MIN))
+            if fill is not None:
+                fill.take(taken, step)
+            os.posix_fallocate(fd, taken, step)
+            taken += step
 
 
 class Segment:
     """Mapped shared memory. Whoever made it or received its descriptor owns this object; the kernel frees the pages
     when the last process has unmapped them."""
 
-    def __init__(self, fd: int, size_bytes: int, name: str | None, writable: bool = True) -> None:
+    def __init__(self, fd: int, size_bytes: int, name: str | None, writable: bool = True, populate: bool = True) -> None:
         """Map `size_bytes` of `fd`; the mapping keeps its own descriptor, `fd` stays the caller's until close()."""
         self.fd = fd
         self.size_bytes = size_bytes
         self.name = name
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        self.memory = memoryview(mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=access))
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if populate else mmap.MAP_SHARED
+        self.memory = memoryview(mmap.mmap(fd, size_bytes, flags=flags, prot=access))
 
     @classmethod
-    def create(cls, size_bytes: int, keep_name: bool = False) -> Segment:
-        """Zeroed, fully reserved memory, readable by this user alone; of huge pages where it can be and PRPC_HUGE_PAGES lets it.
-        Raises ShmFull, and ValueError for a bad PRPC_HUGE_PAGES."""
+    def create(cls, size_bytes: int, keep_name: bool = False, lent: bool = False) -> Segment:
+        """Zeroed, fully reserved memory of `size_bytes`, readable by this user alone; of huge pages where it can be and
+        PRPC_HUGE_PAGES lets it. `lent`: others are to read it only, so nobody but this mapping can ever write to it.
+
+        Raises ShmFull when host, cgroup, RLIMIT_FSIZE or (with `keep_name`) /dev/shm have no room, ValueError for a bad
+        PRPC_HUGE_PAGES, and ShardError where there is no memfd_create.
+        """
         wanted = "never" if keep_name or not huge_pages.suits(size_bytes) else huge_pages.huge_page_policy()
         offer = huge_pages.NOTHING if wanted == "never" else huge_pages.read_huge_page_offer()
         name = _new_name() if keep_name else None
         fd = None
         if offer.reserved_free_bytes >= size_bytes and not offer.transparent:
             fd = huge_pages.take_reserved(size_bytes, _new_name())
+        is_reserved = fd is not None
         if fd is None:
             fd = _new_file(name)
         try:
             # failpoint: segment.opened
-            if offer.transparent:
-                huge_pages.ask_for_transparent(fd, size_bytes)
-            os.posix_fallocate(fd, 0, size_bytes)
+            if not is_reserved:
+                _take_pages(fd, size_bytes, offer.transparent)
             # failpoint: segment.reserved
             segment = cls(fd, size_bytes, name)
+            if name is None:
+                _seal(fd, lent)
             if wanted == "require" and segment.page_bytes < huge_pages.HUGE_PAGE_BYTES:
                 segment.memory = memoryview(b"")
                 raise ShmFull(_small_pages_text(size_bytes, offer))
@@ -105,22 +180,24 @@ class Segment:
             if name is not None:
                 unlink(name)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                raise ShmFull(_full_text(size_bytes)) from error
+                raise ShmFull(_refused_text(size_bytes, name, error)) from error
             raise
 
     @classmethod
-    def attach(cls, fd: int, writable: bool = True, size_bytes_min: int = 1) -> Segment:
+    def attach(cls, fd: int, writable: bool = True, size_bytes: int | None = None, size_bytes_max: int | None = None) -> Segment:
         """Map a whole segment received as a descriptor, which belongs to it from then on, but stays the caller's when this
-        fails; at least `size_bytes_min` of it will be used. Raises RemoteProtocolError for what is no segment of that size.
+        fails. No page is touched: what nobody reads or writes here costs nothing here.
 
-        With `writable=False` arrays on the memory are read-only. A descriptor of read_only_fd() can be mapped only so.
+        `size_bytes` is what was announced, `size_bytes_max` what is allowed. With `writable=False` it has to be a segment that
+        was made to be lent, and arrays on the memory are read-only. Raises RemoteProtocolError for what is no such segment:
+        another kind of file, one that its maker could still cut short, one of another size, or a sparse one.
         """
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise RemoteProtocolError(f"descriptor {fd} is no shared-memory segment (file mode {status.st_mode:o})")
-        if status.st_size < max(1, size_bytes_min):
-            raise RemoteProtocolError(f"segment of {status.st_size} bytes, at least {max(1, size_bytes_min)} were announced")
-        return cls(fd, status.st_size, None, writable)
+        size = _checked_size(fd, SIZE_SEALS if writable else SIZE_SEALS | future_write_seal())
+        if size_bytes is not None and size != size_bytes:
+            raise RemoteProtocolError(f"segment of {size} bytes, {size_bytes} were announced")
+        if size_bytes_max is not None and size > size_bytes_max:
+            raise RemoteProtocolError(f"segment of {size} bytes, at most {size_bytes_max} allowed")
+        return cls(fd, size, None, writable, populate=False)
 
     def read_only_fd(self) -> int:
         """A new descriptor of the same memory for somebody who is to read it: it can be mapped for reading alone, and not
@@ -168,23 +245,58 @@ def _unlink_kept_names() -> None:
             unlink(name)
 
 
-def _full_text(size_bytes: int) -> str:
+def _checked_size(fd: int, seals_wanted: int) -> int:
+    """The size of a stranger's segment, once that is known to stay as it is. Raises RemoteProtocolError."""
+    status = os.fstat(fd)
+    try:
+        seals = fcntl.fcntl(fd, F_GET_SEALS)
+    except OSError as error:
+        what = f"file mode {status.st_mode:o}"
+        raise RemoteProtocolError(f"descriptor {fd} is no shared-memory segment ({what}: no memfd)") from error
+    if not stat.S_ISREG(status.st_mode) or seals & seals_wanted != seals_wanted:
+        raise RemoteProtocolError(
+            f"descriptor {fd} is no sealed shared-memory segment (seals {seals:#x}, {seals_wanted:#x} expected): its maker could "
+            "change it under us; use one release on both sides"
+        )
+    if status.st_size < 1 or status.st_blocks * 512 < status.st_size:
+        raise RemoteProtocolError(
+            f"segment of {status.st_size} bytes of which {status.st_blocks * 512} are there: the rest would be taken from us"
+        )
+    return status.st_size
+
+
+def _refused_text(size_bytes: int, name: str | None, error: OSError) -> str:
+    """Why the kernel took no pages although there seemed to be room."""
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return (
+            f"a segment of {size_bytes / MIB:.1f} MiB passes this process's limit on file sizes, {limit / MIB:.1f} MiB "
+            "(RLIMIT_FSIZE), which shared memory falls under: raise `ulimit -f`, or set PRPC_SLAB_BYTES_MAX lower"
+        )
+    if name is None:
+        return f"{_no_memory_text(size_bytes, memory_room.read_memory_room())} ({error.strerror})"
     space = os.statvfs(SHM_FOLDER)
-    mib = 1 << 20
     return (
-        f"/dev/shm has no room for a segment of {size_bytes / mib:.1f} MiB: {space.f_bavail * space.f_frsize / mib:.1f} MiB "
-        f"of {space.f_blocks * space.f_frsize / mib:.1f} MiB free; run `prpc gc`, give the container a larger --shm-size, or "
-        "set PRPC_SLAB_BYTES_MAX lower"
+        f"/dev/shm has no room for a named segment of {size_bytes / MIB:.1f} MiB: "
+        f"{space.f_bavail * space.f_frsize / MIB:.1f} MiB "
+        f"of {space.f_blocks * space.f_frsize / MIB:.1f} MiB free; run `prpc gc`, or give the container a larger --shm-size"
+    )
+
+
+def _no_memory_text(size_bytes: int, room: memory_room.MemoryRoom) -> str:
+    return (
+        f"no memory for a segment of {size_bytes / MIB:.1f} MiB: of the {room.total_bytes / MIB:.1f} MiB of {room.bound} "
+        f"{max(0, room.free_bytes) / MIB:.1f} MiB may be taken, the rest is in use or kept free for heaps; give it more memory, "
+        "or set PRPC_SLAB_BYTES_MAX lower"
     )
 
 
 def _small_pages_text(size_bytes: int, offer: huge_pages.HugePageOffer) -> str:
-    mib = 1 << 20
     return (
-        f"no huge pages for a segment of {size_bytes / mib:.1f} MiB, which {huge_pages.VARIABLE}=require asks for: transparent "
-        f"ones in /dev/shm are {'on, and none are free' if offer.transparent else 'off'}, {offer.reserved_free_bytes / mib:.1f} "
-        "MiB of reserved ones are free; run `mount -o remount,huge=advise /dev/shm`, or `sysctl vm.nr_hugepages=N`, or set "
-        f"{huge_pages.VARIABLE}=auto"
+        f"no huge pages for a segment of {size_bytes / MIB:.1f} MiB, which {huge_pages.VARIABLE}=require asks for: transparent "
+        f"ones for shared memory are {'on, and none are free' if offer.transparent else 'off'}, "
+        f"{offer.reserved_free_bytes / MIB:.1f} MiB of reserved ones are free; run `{huge_pages.TO_OFFER_TRANSPARENT}`, or "
+        f"`sysctl vm.nr_hugepages=N`, or set {huge_pages.VARIABLE}=auto"
     )
 
 

@@ -9,7 +9,7 @@ touch of fresh shared memory runs at 0.3-0.7 GB/s, a warm copy at 10-20.)
 
     when no free block has the size wanted, it comes from the first of these that can give it:
     tail     what is not cut yet of any segment
-    growth   a new segment, within the bound and what /dev/shm has: twice the last one, else as small as will do
+    growth   a new segment, within the bound and what memory there is: twice the last one, else as small as will do
     recut    a segment whose blocks are all free is cut anew; peers have it mapped already
     swap     segments whose blocks are all free go back to the kernel until a new one fits
     ShmFull  which says who holds what
@@ -169,7 +169,7 @@ class Slab:
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Block:
-        """A block of at least `nbytes` with one user. Raises ShmFull when neither slab nor /dev/shm have room."""
+        """A block of at least `nbytes` with one user. Raises ShmFull when slab or memory have no room."""
         if self._pid != os.getpid():
             raise ForkedError(f"this slab belongs to process {self._pid}, not to its fork {os.getpid()}")
         size = block_size(nbytes)
@@ -347,7 +347,7 @@ class Slab:
         return max(size, min(-(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, self.limit_bytes - self._reserved))
 
     def _reuse_arenas(self, size: int, refused: ShmFull | None) -> Arena:
-        """Make room where all blocks are free; `refused` is what /dev/shm said, None when only the bound is in the way."""
+        """Make room where all blocks are free; `refused` is what the memory said, None when only the bound is in the way."""
         unused = [arena for arena in self._arenas if not arena.used_bytes]
         large_enough = [arena for arena in unused if arena.size_bytes >= size]
         if large_enough:
@@ -374,7 +374,7 @@ class Slab:
         """A new segment, made for a block of `block_bytes`. Raises ShmFull."""
         if self._is_closed:
             raise ClosedError(CLOSED_TEXT)
-        segment = Segment.create(size_bytes)
+        segment = Segment.create(size_bytes, lent=True)
         # failpoint: slab.after_segment
         arena = Arena(self._segment_numbers, segment)
         self._segment_numbers += 1

@@ -14,7 +14,7 @@ class SlabStatistics:
     """A snapshot, in bytes and blocks: each figure was true at one moment, the same for all, and may be old when it is read."""
 
     reserved_bytes: int
-    """Of shared memory, in all segments; taken from /dev/shm whether used or not."""
+    """Of shared memory, in all segments; taken from the machine whether used or not."""
     reserved_bytes_max: int
     """The most there ever was of that."""
     used_bytes: int

@@ -154,7 +154,8 @@ LAYERS = {
     "shard": (
         ("shard.errors", "shard.topology", "shard.restart", "shard.interpreter"),
         ("shard.failpoints",),
-        ("shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle", "shard.timers"),
+        ("shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle"),
+        ("shard.memory_room", "shard.timers"),
         ("shard.queues", "shard.memory_order"),
         ("shard.core_locks",),
         ("shard.future", "shard.frame", "shard.handshake", "shard.ring", "shard.counters", "shard.segment"),
@@ -164,6 +165,7 @@ LAYERS = {
         ("shard.functions",),
         ("shard.transport.refusals", "shard.transport.checked", "shard.transport.tls", "shard.transport.lanes"),
         ("shard.reactor", "shard.leases", "shard.transport.notes", "shard.transport.silence", "shard.transport.local"),
+        ("shard.transport.mapped",),
         ("shard.transport", "shard.transport.shared_port", "shard.driver"),
         ("shard.transport.meeting", "shard.transport.shm_connection", "shard.transport.socket_lane"),
         ("shard.transport.laned_connection",),

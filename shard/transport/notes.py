@@ -1,16 +1,20 @@
-"""What two processes that share rings tell each other over their Unix socket: notes of eight bytes, some with descriptors.
+"""What two processes that share rings tell each other over their Unix socket: notes of 16 bytes, some with descriptors.
 
     offset  size  field    meaning
          0     1  kind     RING, GOODBYE, SEGMENT, DROPPED, HANDOVER
          1     1  fds      how many descriptors came with it
          2     2  zero
          4     4  number   SEGMENT, DROPPED: of the sender's slab; HANDOVER: what the two agreed on
+         8     8  size     SEGMENT: bytes of it; else zero
 
     RING      look at your ring: you said that you sleep
     GOODBYE   the sender has closed; arrays lent either way may still be read
     SEGMENT   the descriptor of a segment of the sender's slab, sent before the first message that refers to it
     DROPPED   the sender's slab gave that segment back, and no lease on it is out: it need not stay mapped
     HANDOVER  descriptors for whoever set on_handover
+
+Descriptors come with the first byte of the note that announces them. Those that no note claims break the protocol at once: else
+a peer could fill our table of descriptors with notes that have none.
 
 The socket's end is the peer's death, seen at once. A socket that is full of notes has been rung already.
 """
@@ -27,8 +31,8 @@ from typing import Protocol
 
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError
 
-NOTE = struct.Struct("<BBHI")
-assert NOTE.size == 8  # the table above
+NOTE = struct.Struct("<BBHIQ")
+assert NOTE.size == 16  # the table above
 RING, GOODBYE, SEGMENT, DROPPED, HANDOVER = range(5)
 FDS_MAX = 8  # of one note
 READ_BYTES = 4096
@@ -36,8 +40,8 @@ READ_BYTES = 4096
 # A peer that does not read its socket for so long while we hand it a descriptor is taken for dead.
 TIMEOUT_MS = 2000
 
-_RING_NOTE = NOTE.pack(RING, 0, 0, 0)
-_GOODBYE_NOTE = NOTE.pack(GOODBYE, 0, 0, 0)
+_RING_NOTE = NOTE.pack(RING, 0, 0, 0, 0)
+_GOODBYE_NOTE = NOTE.pack(GOODBYE, 0, 0, 0, 0)
 
 
 class Line(Protocol):
@@ -56,8 +60,10 @@ class _Ended:
 class Notes:
     """One end of the socket. Reads in the reactor's thread, writes from any, and holds the line while it does."""
 
-    def __init__(self, line: Line, peer: str, on_segment: Callable[[int, int], None], on_dropped: Callable[[int], None]) -> None:
-        """on_segment(number, fd) owns the descriptor it is called with."""
+    def __init__(
+        self, line: Line, peer: str, on_segment: Callable[[int, int, int], None], on_dropped: Callable[[int], None]
+    ) -> None:
+        """on_segment(number, fd, size_bytes) owns the descriptor it is called with."""
         line.socket.setblocking(False)
         self.said_goodbye = False  # the peer did
         self.ended = False  # the peer's end of the socket is closed
@@ -94,16 +100,16 @@ class Notes:
         """A segment is gone; False when the socket has no room for the note now."""
         line = self._line
         try:
-            line.socket.send(NOTE.pack(DROPPED, 0, 0, number))
+            line.socket.send(NOTE.pack(DROPPED, 0, 0, number, 0))
         except BlockingIOError:
             return False
         except OSError:
             return True  # nobody is there to unmap it
         return True
 
-    def hand_over(self, kind: int, number: int, fds: Sequence[int]) -> None:
+    def hand_over(self, kind: int, number: int, fds: Sequence[int], size_bytes: int = 0) -> None:
         """Give the peer copies of up to FDS_MAX descriptors. Raises PeerLostError."""
-        note = NOTE.pack(kind, len(fds), 0, number)
+        note = NOTE.pack(kind, len(fds), 0, number, size_bytes)
         line = self._line
         while True:
             try:
@@ -136,16 +142,18 @@ class Notes:
         whole = len(self._received) // NOTE.size * NOTE.size
         notes = bytes(self._received[:whole])
         del self._received[:whole]
-        for kind, count, _, number in NOTE.iter_unpack(notes):
-            self._understand(kind, count, number)
+        for kind, count, _, number, size_bytes in NOTE.iter_unpack(notes):
+            self._understand(kind, count, number, size_bytes)
+        if len(self._fds) > (FDS_MAX if self._received else 0):
+            raise RemoteProtocolError(f"{len(self._fds)} descriptors came that no note announced")
         return len(data)
 
-    def _understand(self, kind: int, count: int, number: int) -> None:
+    def _understand(self, kind: int, count: int, number: int, size_bytes: int) -> None:
         if count > len(self._fds):
             raise RemoteProtocolError(f"note {kind} with {count} descriptors, and {len(self._fds)} came")
         fds = [self._fds.popleft() for _ in range(count)]
         if kind == SEGMENT and count == 1:
-            self._on_segment(number, fds[0])
+            self._on_segment(number, fds[0], size_bytes)
         elif kind == DROPPED and not count:
             self._on_dropped(number)
         elif kind == HANDOVER and count:

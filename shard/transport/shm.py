@@ -17,7 +17,7 @@ from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport, local
 from shard.transport.meeting import Door, Greeting, identity_of, left_s, meet
-from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
+from shard.transport.shm_connection import ShmConnection, connection_over, make_rings, rings_bytes
 
 KIND = 2  # in the handshake
 
@@ -37,8 +37,9 @@ class ShmListener(Listener):
         pid, _ = local.credentials(greeting.sock)
         if len(fds) != 1:
             raise RemoteProtocolError("the peer handed over no segment")
-        segment = Segment.attach(fds[0])
-        connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", self._node.limits, self._slab)
+        limits = self._node.limits
+        segment = Segment.attach(fds[0], size_bytes_max=rings_bytes(max(limits.ring_bytes, limits.ring_bytes_max)))
+        connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", limits, self._slab)
         fds.clear()  # it was the segment's, which is used up
         connection.peer_incarnation = greeting.exchange.peer_incarnation
         connection.peer_identity = greeting.peer_identity

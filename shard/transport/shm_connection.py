@@ -47,6 +47,7 @@ from shard.ring import (
 from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport import BEGINNING_BYTES, Buffer, Connection, Traffic
+from shard.transport.mapped import MappedSegments
 from shard.transport.notes import SEGMENT, Notes
 
 MESSAGE, RETURN = 1, 2
@@ -95,7 +96,8 @@ class ShmConnection(Connection[Record]):
     ) -> None:
         super().__init__(peer, limits)
         line = Line(sock)
-        self.notes = Notes(line, peer, self._on_segment, self._on_dropped)
+        self._segments = MappedSegments(peer, limits)  # of the peer's slab
+        self.notes = Notes(line, peer, self._segments.map, self._segments.unmap)
         self._slab = slab
         self._producer = RingProducer(outgoing, peer, incarnation)
         self._consumer = RingConsumer(incoming, peer, incarnation)
@@ -111,7 +113,6 @@ class ShmConnection(Connection[Record]):
         self._returned, self._held_since = self._borrowings.returned, self._borrowings.held_since
         self._segments_told: set[int] = set()
         self._drops_seen = 0  # of the slab's segments
-        self._segments: dict[int, Segment] = {}  # of the peer's slab, by its number
         self._bytes_borrowed = 0  # in all
         self._records_received = 0
 
@@ -210,9 +211,10 @@ class ShmConnection(Connection[Record]):
         return _pack_descriptor(nbytes, offset, lease, segment, 0)
 
     def _tell_segment(self, number: int) -> None:
-        fd = self._slab.segment(number).read_only_fd()  # a peer reads our blocks and writes its own
+        segment = self._slab.segment(number)
+        fd = segment.read_only_fd()  # a peer reads our blocks and writes its own
         try:
-            self.notes.hand_over(SEGMENT, number, [fd])
+            self.notes.hand_over(SEGMENT, number, [fd], segment.size_bytes)
         finally:
             os.close(fd)
         # failpoint: connection.segment_told
@@ -370,19 +372,6 @@ class ShmConnection(Connection[Record]):
         elif self.notes.ended:
             self._take_in_the_rest(PeerLostError(f"{self.peer} was lost: it died or hung up"))
 
-    def _on_segment(self, number: int, fd: int) -> None:
-        try:
-            segment = Segment.attach(fd, writable=False)
-        except OSError as error:  # no descriptor for the mapping, or no address space
-            raise ShardError(f"segment {number} of {self.peer} cannot be mapped: {error.strerror}") from error
-        finally:
-            os.close(fd)
-        segment.fd = -1  # the mapping holds one of its own
-        self._segments[number] = segment
-
-    def _on_dropped(self, number: int) -> None:
-        self._segments.pop(number, None)
-
     def _take_in_the_rest(self, error: PeerLostError) -> None:
         """The peer writes no more: what it wrote counts, then the connection ends."""
         while self.error is None:
@@ -463,8 +452,13 @@ def _nothing() -> None:
     """No reactor waits for returned leases any more."""
 
 
+def rings_bytes(capacity_bytes: int) -> int:
+    """How large the segment of two rings of at least that capacity is."""
+    return 2 * (DATA_OFFSET + capacity_for(capacity_bytes))
+
+
 def make_rings(capacity_bytes: int, incarnation: int = 0) -> Segment:
-    """A segment laid out as the table above says."""
+    """A segment laid out as the table above says. Raises ShmFull."""
     capacity = capacity_for(capacity_bytes)
     size = DATA_OFFSET + capacity
     segment = Segment.create(2 * size)

@@ -16,7 +16,7 @@ from shard.ring import TAIL_WORD
 from shard.transport.shm_connection import ShmConnection
 from shard.transport.socket_lane import SocketLane
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_until
-from tests.shard.small_shm import run_with_own_shm
+from tests.shard.small_memory import run_with_memory
 
 
 def connection_of(service: RpcService, who_connected: str) -> Connection[Any]:
@@ -89,15 +89,15 @@ def never(service: RpcService) -> Any:
 
 MAPLESS = """
 from prpc_engine import RpcService
-from shard.transport import shm_connection
+from shard.segment import Segment
 
-attach = shm_connection.Segment.attach
+attach = Segment.attach
 
 def refuse(*args, **kwargs):
     raise OSError(24, "Too many open files")
 
 def let(may):
-    shm_connection.Segment.attach = attach if may else refuse
+    Segment.attach = attach if may else refuse
 
 with RpcService({master!r}) as service:
     service.create_server("test", {{"let": let, "double": lambda array: 2 * array}})
@@ -128,12 +128,11 @@ def test_a_request_whose_segment_the_server_cannot_map_ends_by_name_and_the_next
         server.communicate(b"\n", PATIENCE_S)
 
 
-def test_a_dev_shm_that_is_taken_away_while_they_talk_costs_only_what_needs_room_there_and_that_by_name() -> None:
+def test_memory_that_is_taken_away_while_they_talk_costs_only_what_needs_more_and_that_by_name() -> None:
     """What is mapped stays: the rings, and the blocks that are there; a larger array is refused before anything is sent."""
-    run_with_own_shm(
-        "size=64m",
+    run_with_memory(
+        64 << 20,
         """
-import subprocess
 import numpy as np
 from prpc_engine import Master, RpcService
 from shard import ShmFull
@@ -144,16 +143,16 @@ if __name__ == "__main__":
         with RpcService(master.address, transports=["shm"]) as two:
             client = two.create_client("test")
             assert client.call("double", 1) == 2
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm"], check=True)
+            bound_memory(4096)
             for number in range(100):
                 assert client.call("double", number, timeout_s=20.0) == 2 * number
             try:
                 client.call("double", np.ones(1_000_000), timeout_s=20.0)
             except ShmFull as error:
-                assert "/dev/shm has no room for a segment" in str(error), error
+                assert "no memory for a segment" in str(error), error
             else:
                 raise AssertionError("it had room")
-            subprocess.run(["umount", "/dev/shm"], check=True)
+            bound_memory(64 << 20)
             assert client.call("double", np.ones(1_000_000), timeout_s=20.0).sum() == 2_000_000
 """,
     )

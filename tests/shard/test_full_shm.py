@@ -1,11 +1,11 @@
-"""A /dev/shm without room: ShmFull at creation, and never SIGBUS later. Each program has a small tmpfs of its own there."""
+"""Memory without room: ShmFull at creation, and never SIGBUS later. Named rings have /dev/shm to do with as well: a program
+that is about those has a small tmpfs of its own there."""
 
 from __future__ import annotations
 
 import signal
 
-import pytest
-
+from tests.shard.small_memory import run_with_memory
 from tests.shard.small_shm import end_with_own_shm, run_with_own_shm
 
 BEGIN = """
@@ -43,28 +43,33 @@ def run(program: str, options: str = "size=24m") -> None:
     run_with_own_shm(options, BEGIN + program)
 
 
-@pytest.mark.parametrize("huge", ["never", "advise"])
-def test_a_segment_that_does_not_fit_is_shm_full_leaves_nothing_and_a_smaller_one_works(huge: str) -> None:
-    program = """
+def test_a_segment_that_does_not_fit_is_shm_full_leaves_nothing_and_a_smaller_one_works() -> None:
+    run_with_memory(
+        24 << 20,
+        BEGIN
+        + """
 descriptors = os.listdir("/proc/self/fd")
-words = "segment of 32.0 MiB: 24.0 MiB of 24.0 MiB free", "prpc gc", "--shm-size", "PRPC_SLAB_BYTES_MAX"
-refused(lambda: Segment.create(32 * MIB), *words)
-refused(lambda: Segment.create(32 * MIB, keep_name=True), *words)
-assert os.listdir("/dev/shm") == []
+refused(lambda: Segment.create(32 * MIB), "segment of 32.0 MiB: of the 24.0 MiB of a small machine 24.0 MiB may be taken")
 assert os.listdir("/proc/self/fd") == descriptors
-assert free_bytes() == 24 * MIB
 segment = Segment.create(16 * MIB)
 np.frombuffer(segment.memory, np.uint8)[:] = 1
-refused(lambda: Segment.create(16 * MIB), "8.0 MiB of 24.0 MiB free")
-"""
-    run(program, f"size=24m,huge={huge}")
+refused(lambda: Segment.create(16 * MIB), "8.0 MiB may be taken")
+segment.close()
+assert Segment.create(16 * MIB).size_bytes == 16 * MIB, "room that comes back can be used"
+""",
+    )
 
 
-def test_pages_we_have_stay_ours_when_others_fill_what_is_left() -> None:
+def test_dev_shm_bounds_named_segments_and_nothing_else() -> None:
     run("""
-segment = Segment.create(8 * MIB)
+refused(lambda: Segment.create(32 * MIB, keep_name=True), "named segment of 32.0 MiB: 24.0 MiB of 24.0 MiB free", "--shm-size")
+assert os.listdir("/dev/shm") == []
+segment = Segment.create(32 * MIB)
 named = Segment.create(MIB, keep_name=True)
 fill()
+Segment.create(32 * MIB).close()
+slab = Slab()
+assert slab.empty(100 * MIB, np.uint8).nbytes == 100 * MIB, "as in a container with 64 MB there"
 for ours in (segment, named):
     array = np.frombuffer(ours.memory, np.uint8)
     array[:] = 5
@@ -91,31 +96,34 @@ np.frombuffer(memory, np.uint8)[:] = 5
 
 
 def test_a_slab_that_cannot_grow_is_shm_full_and_its_arrays_stay_usable() -> None:
-    run("""
+    run_with_memory(
+        24 << 20,
+        BEGIN
+        + """
 slab = Slab()
 arrays = []
 def grow():
     while True:
         arrays.append(slab.empty(MIB, np.uint8))
         arrays[-1][:] = len(arrays)
-refused(grow, "/dev/shm has no room for a segment", "of 24.0 MiB free")
+refused(grow, "no memory for a segment", "of the 24.0 MiB of a small machine")
 assert len(arrays) >= 8
-fill()
 for number, array in enumerate(arrays, 1):
     assert int(array.sum()) == number * MIB
     array[:] = 0
     assert not array.any()
-refused(lambda: slab.empty(MIB, np.uint8), "/dev/shm has no room")
+refused(lambda: slab.empty(MIB, np.uint8), "no memory for a segment")
 del array
 arrays.pop()
 assert slab.empty(MIB, np.uint8).nbytes == MIB  # a block that came back needs no room
 slab.close()
-""")
+""",
+    )
 
 
 def test_a_ring_that_does_not_fit_is_shm_full_and_a_smaller_one_carries_everything_in_a_full_dev_shm() -> None:
     run("""
-refused(lambda: Ring.create(32 * MIB), "/dev/shm has no room for a segment of 32.0 MiB")
+refused(lambda: Ring.create(32 * MIB), "/dev/shm has no room for a named segment of 32.0 MiB")
 assert os.listdir("/dev/shm") == []
 with Ring.create(1 << 16) as ring:
     producer, consumer = ring.producer(), ring.consumer()
@@ -125,14 +133,4 @@ with Ring.create(1 << 16) as ring:
         assert producer.try_write(payload)
         assert consumer.try_read() == payload
 assert os.listdir("/dev/shm") == ["others"]
-""")
-
-
-def test_room_that_comes_back_can_be_used() -> None:
-    run("""
-first = Segment.create(16 * MIB)
-refused(lambda: Segment.create(16 * MIB))
-first.close()
-fits = Segment.create(16 * MIB)
-assert free_bytes() == 8 * MIB
 """)

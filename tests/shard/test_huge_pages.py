@@ -14,10 +14,9 @@ import pytest
 from shard import ShmFull, huge_pages
 from shard.huge_pages import HUGE_PAGE_BYTES, NOTHING, HugePageOffer, read_huge_page_offer
 from shard.segment import Segment
-from tests.shard.small_shm import run_with_own_shm
 
 POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
-MOUNTED = "59 58 0:23 / /dev/shm rw,relatime shared:4 - tmpfs tmpfs rw,size=24684084k{}"
+TRANSPARENT = "sys/kernel/mm/transparent_hugepage"
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -33,31 +32,27 @@ def test_a_machine_that_shows_nothing_offers_nothing(tmp_path: Path) -> None:
     assert read_huge_page_offer(tmp_path) == NOTHING
 
 
+@pytest.mark.parametrize("of_2m", [None, "inherit"])
 @pytest.mark.parametrize(
-    ("option", "offered"),
-    [("", False), (",huge=never", False), (",huge=advise", True), (",huge=within_size,inode64", True), (",huge=always", True)],
+    ("word", "offered"),
+    [("always", True), ("within_size", True), ("advise", True), ("never", False), ("deny", False), ("force", True)],
 )
-def test_the_mount_of_dev_shm_says_whether_its_files_get_them(tmp_path: Path, option: str, offered: bool) -> None:
-    write(tmp_path, "proc/self/mountinfo", f"1 0 0:1 / /tmp rw - tmpfs tmpfs rw,huge=always\n{MOUNTED.format(option)}")
-    assert read_huge_page_offer(tmp_path).transparent == offered
-
-
-@pytest.mark.parametrize(("upper", "offered"), [("", False), (",huge=advise", True)])
-def test_of_two_mounts_the_upper_one_counts(tmp_path: Path, upper: str, offered: bool) -> None:
-    write(tmp_path, "proc/self/mountinfo", f"{MOUNTED.format(',huge=always')}\n{MOUNTED.format(upper)}")
+def test_shmem_enabled_says_whether_memfds_get_them(tmp_path: Path, word: str, of_2m: str | None, offered: bool) -> None:
+    write(tmp_path, f"{TRANSPARENT}/shmem_enabled", "always within_size advise never deny force".replace(word, f"[{word}]"))
+    if of_2m is not None:
+        write(tmp_path, f"{TRANSPARENT}/hugepages-2048kB/shmem_enabled", f"always [{of_2m}] within_size advise never")
     assert read_huge_page_offer(tmp_path).transparent == offered
 
 
 @pytest.mark.parametrize(
-    ("word", "option", "offered"),
-    [("deny", ",huge=always", False), ("force", "", True), ("always", "", False), ("never", ",huge=advise", True)],
+    ("word", "of_2m", "offered"),
+    [("never", "advise", True), ("always", "never", False), ("deny", "always", False), ("force", "never", True)],
 )
-def test_the_kernel_can_overrule_the_mount_and_else_speaks_of_memory_outside_of_it(
-    tmp_path: Path, word: str, option: str, offered: bool
+def test_what_is_said_of_2_mib_counts_more_unless_all_is_denied_or_forced(
+    tmp_path: Path, word: str, of_2m: str, offered: bool
 ) -> None:
-    words = "always within_size advise never deny force".replace(word, f"[{word}]")
-    write(tmp_path, "sys/kernel/mm/transparent_hugepage/shmem_enabled", words)
-    write(tmp_path, "proc/self/mountinfo", MOUNTED.format(option))
+    write(tmp_path, f"{TRANSPARENT}/shmem_enabled", f"[{word}]")
+    write(tmp_path, f"{TRANSPARENT}/hugepages-2048kB/shmem_enabled", f"[{of_2m}]")
     assert read_huge_page_offer(tmp_path).transparent == offered
 
 
@@ -95,7 +90,7 @@ def machine_offers(offer: HugePageOffer, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.parametrize("offer", [NOTHING, HugePageOffer(True, 0), HugePageOffer(False, 1 << 60)])
 def test_an_offer_that_comes_to_nothing_is_no_error(offer: HugePageOffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those here none is kept: /dev/shm is mounted without huge pages, and the pool has none."""
+    """Of those here none is kept: the kernel gives memfds no huge pages, most likely, and the pool has none."""
     monkeypatch.setattr(huge_pages, "take_reserved", lambda size_bytes, name: None)
     with machine_offers(offer, monkeypatch):
         segment = Segment.create(2 * HUGE_PAGE_BYTES)
@@ -106,7 +101,7 @@ def test_an_offer_that_comes_to_nothing_is_no_error(offer: HugePageOffer, monkey
 
 def test_where_they_are_required_and_not_offered_is_shm_full_and_says_how_to_offer_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRPC_HUGE_PAGES", "require")
-    words = r"no huge pages for a segment of 2.0 MiB.*off, 0.0 MiB of reserved.*remount,huge=advise.*nr_hugepages"
+    words = r"no huge pages for a segment of 2.0 MiB.*off, 0.0 MiB of reserved.*shmem_enabled.*nr_hugepages"
     with machine_offers(NOTHING, monkeypatch), pytest.raises(ShmFull, match=words):
         Segment.create(HUGE_PAGE_BYTES)
 
@@ -130,53 +125,53 @@ MIB = 1 << 20
 """
 
 
-@pytest.mark.parametrize("option", ["advise", "within_size", "always"])
-def test_transparent_ones_are_really_huge_here_and_at_the_peer_and_count_against_dev_shm(option: str) -> None:
-    program = """
-before = os.statvfs("/dev/shm").f_bfree
-segment = Segment.create(16 * MIB)
+@pytest.fixture(params=["advise", "within_size", "always"])
+def transparent(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Memfds may get them while the test runs."""
+    path = Path("/") / huge_pages.SHMEM_ENABLED
+    if not os.access(path, os.W_OK):
+        pytest.skip("offering transparent huge pages needs root and a kernel that has them")
+    before = path.read_text().partition("[")[2].partition("]")[0]
+    try:
+        path.write_text(request.param)
+        if not read_huge_page_offer().transparent:
+            pytest.skip("this kernel says otherwise of pages of 2 MiB")
+        yield request.param
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.alone  # what this machine offers to all processes
+def test_transparent_ones_are_really_huge_here_and_at_the_peer(transparent: str) -> None:
+    run_program(
+        """
+segment = Segment.create(16 * MIB, lent=True)
 assert segment.page_bytes == 2 * MIB, segment.page_bytes
-assert (before - os.statvfs("/dev/shm").f_bfree) * os.statvfs("/dev/shm").f_frsize == 16 * MIB
 assert os.fstat(segment.fd).st_blocks * 512 == 16 * MIB, "not every page is reserved"
 assert not np.frombuffer(segment.memory, np.uint8).any()
 peer = Segment.attach(segment.read_only_fd(), writable=False)
 np.frombuffer(segment.memory, np.uint8)[:] = 7
 assert np.frombuffer(peer.memory, np.uint8).min() == 7
 assert peer.page_bytes == 2 * MIB, peer.page_bytes
-"""
-    run_with_own_shm(f"size=64m,huge={option}", REAL + program)
-
-
-def test_transparent_ones_that_do_not_fit_are_shm_full_and_others_cannot_take_ours_later() -> None:
-    program = """
-try:
-    Segment.create(128 * MIB)
-except ShmFull as error:
-    assert "128.0 MiB: 64.0 MiB of 64.0 MiB free" in str(error), str(error)
-else:
-    raise AssertionError("no ShmFull")
-segment = Segment.create(16 * MIB)
-with open("/dev/shm/others", "wb", buffering=0) as others:
-    try:
-        while others.write(bytes(MIB)) == MIB:
-            continue
-    except OSError as error:
-        assert error.errno == 28
-array = np.frombuffer(segment.memory, np.uint8)
-array[:] = 3
-assert int(array.sum()) == 3 * 16 * MIB
-"""
-    run_with_own_shm("size=64m,huge=advise", REAL + program)
-
-
-def test_with_the_switch_at_never_none_are_taken() -> None:
-    program = """
 os.environ["PRPC_HUGE_PAGES"] = "never"
-assert Segment.create(4 * MIB).page_bytes == 4096
+if TRANSPARENT == "advise":
+    assert Segment.create(4 * MIB).page_bytes == 4096
 os.environ["PRPC_HUGE_PAGES"] = "require"
 assert Segment.create(4 * MIB).page_bytes == 2 * MIB
-"""
-    run_with_own_shm("size=64m,huge=advise", REAL + program)
+""".replace("TRANSPARENT", repr(transparent))
+    )
+
+
+def run_program(program: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", REAL + program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.fixture
@@ -197,11 +192,11 @@ def pool_of_4() -> Iterator[int]:
 
 @pytest.mark.alone  # a slab of a test beside it takes reserved pages, too
 def test_reserved_ones_are_all_taken_at_creation_and_come_back_with_the_last_mapping(pool_of_4: int) -> None:
-    program = f"""
+    run_program(f"""
 from pathlib import Path
 def free():
     return int(Path("{POOL}/free_hugepages").read_text())
-segment = Segment.create(8 * MIB)
+segment = Segment.create(8 * MIB, lent=True)
 assert segment.page_bytes == 2 * MIB, segment.page_bytes
 assert free() == {pool_of_4} - 4, "not every page is reserved"
 os.environ["PRPC_HUGE_PAGES"] = "require"
@@ -230,13 +225,4 @@ segment.close()
 reader.close()
 del array
 assert free() == {pool_of_4}
-"""
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", REAL + program],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+""")

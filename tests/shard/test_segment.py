@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import signal
 import stat
@@ -14,8 +16,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shard import RemoteProtocolError, ShmFull, collect_garbage, find_garbage
-from shard.segment import SHM_FOLDER, Segment, start_ticks, unlink
+from shard import RemoteProtocolError, ShmFull, collect_garbage, find_garbage, huge_pages
+from shard.segment import (
+    F_ADD_SEALS,
+    SEAL_FUTURE_WRITE,
+    SEAL_GROW,
+    SEAL_SHRINK,
+    SHM_FOLDER,
+    SIZE_SEALS,
+    Segment,
+    start_ticks,
+    unlink,
+)
+from tests.shard.strangers import memfd
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
@@ -109,7 +122,7 @@ def test_all_its_pages_are_reserved_and_only_this_user_may_read_it() -> None:
 
 
 def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neither_write_nor_truncate() -> None:
-    segment = Segment.create(8192)
+    segment = Segment.create(8192, lent=True)
     reader = Segment.attach(segment.read_only_fd(), writable=False)
     segment.memory[100:105] = b"hello"
     assert bytes(reader.memory[100:105]) == b"hello"
@@ -121,6 +134,10 @@ def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neith
         array.setflags(write=True)
     with pytest.raises(PermissionError):
         Segment.attach(reader.fd)
+    again = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDWR)  # as a program of the same user can
+    with pytest.raises(PermissionError):
+        Segment.attach(again)
+    os.close(again)
     with pytest.raises(OSError, match="Invalid argument"):
         os.ftruncate(reader.fd, 0)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -130,35 +147,96 @@ def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neith
     reader.close()
 
 
-def test_a_writable_descriptor_can_be_mapped_for_reading_alone() -> None:
-    segment = Segment.create(4096)
-    reader = Segment.attach(os.dup(segment.fd), writable=False)
-    assert reader.memory.readonly
-    assert not segment.memory.readonly
-    reader.close()
+@pytest.mark.parametrize("lent", [False, True])
+def test_nobody_can_cut_a_segment_short_make_it_longer_or_take_its_pages_away(lent: bool) -> None:
+    segment = Segment.create(8192, lent=lent)
+    segment.memory[5000] = 7
+    for size in (0, 4096, 8191, 8193, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(segment.fd, size)
+    if lent:
+        with pytest.raises(PermissionError):
+            segment.memory.obj.madvise(mmap.MADV_REMOVE)  # type: ignore[union-attr]
+        with pytest.raises(PermissionError):
+            os.pwrite(segment.fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(segment.fd, F_ADD_SEALS, 0x8)  # F_SEAL_WRITE: no more seals
+    assert segment.memory[5000] == 7
     segment.close()
 
 
-def test_a_peers_segment_shorter_than_it_said_is_the_peers_fault_and_its_descriptor_stays_the_callers() -> None:
+def test_a_segment_that_its_maker_could_still_change_is_not_mapped() -> None:
+    rings, lent = SIZE_SEALS, SIZE_SEALS | SEAL_FUTURE_WRITE
+    for seals, writable in ((0, True), (SEAL_SHRINK, True), (SEAL_GROW, True), (rings, False), (SEAL_FUTURE_WRITE, False)):
+        fd = memfd(4096, seals)
+        with pytest.raises(RemoteProtocolError, match="its maker could change it under us"):
+            Segment.attach(fd, writable)
+        os.close(fd)
+    for seals, writable in ((rings, True), (lent, False)):
+        Segment.attach(memfd(4096, seals), writable).close()
+
+
+def test_a_sparse_segment_is_refused_before_a_page_of_it_is_ours_to_pay() -> None:
+    fd = memfd(3 << 30, SIZE_SEALS | SEAL_FUTURE_WRITE, sparse=True)
+    with pytest.raises(
+        RemoteProtocolError, match="segment of 3221225472 bytes of which 0 are there: the rest would be taken from us"
+    ):
+        Segment.attach(fd, writable=False)
+    assert os.fstat(fd).st_blocks == 0
+    os.close(fd)
+
+
+def test_a_peers_segment_has_the_announced_size_and_no_more_than_is_allowed_else_its_descriptor_stays_the_callers() -> None:
     segment = Segment.create(8192)
-    Segment.attach(os.dup(segment.fd), size_bytes_min=8192).close()
-    with pytest.raises(RemoteProtocolError, match="segment of 8192 bytes, at least 8193 were announced"):
-        Segment.attach(segment.fd, size_bytes_min=8193)
+    Segment.attach(os.dup(segment.fd), size_bytes=8192, size_bytes_max=8192).close()
+    for announced in (4096, 8191, 8193):
+        with pytest.raises(RemoteProtocolError, match=f"segment of 8192 bytes, {announced} were announced"):
+            Segment.attach(segment.fd, size_bytes=announced)
+    with pytest.raises(RemoteProtocolError, match="segment of 8192 bytes, at most 8191 allowed"):
+        Segment.attach(segment.fd, size_bytes_max=8191)
     assert os.fstat(segment.fd).st_size == 8192
     segment.close()
+
+
+def test_attaching_touches_no_page() -> None:
+    segment = Segment.create(1 << 20)
+    other = Segment.attach(os.dup(segment.fd))
+    address = np.frombuffer(other.memory, np.uint8).__array_interface__["data"][0]
+    (rss,) = [line for line in huge_pages._lines_of_mapping(address) if line.startswith("Rss:")]
+    assert rss.split()[1] == "0", rss
+    segment.close()
+    other.close()
 
 
 def test_a_descriptor_of_something_else_is_the_peers_fault() -> None:
     reading, writing = os.pipe()
     folder, device = os.open("/", os.O_RDONLY), os.open("/dev/zero", os.O_RDWR)
-    empty = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR)
+    shm, empty = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR), memfd(0, SIZE_SEALS, sparse=True)
     for fd in (reading, writing, folder, device):
         with pytest.raises(RemoteProtocolError, match=f"descriptor {fd} is no shared-memory segment"):
             Segment.attach(fd)
-    with pytest.raises(RemoteProtocolError, match="segment of 0 bytes, at least 1 were announced"):
+    with pytest.raises(RemoteProtocolError, match=f"descriptor {shm} is no sealed shared-memory segment"):
+        Segment.attach(shm)
+    with pytest.raises(RemoteProtocolError, match="segment of 0 bytes of which 0 are there"):
         Segment.attach(empty)
-    for fd in (reading, writing, folder, device, empty):
+    for fd in (reading, writing, folder, device, shm, empty):
         os.close(fd)
+
+
+def test_a_limit_on_file_sizes_is_named_when_it_is_what_stands_in_the_way() -> None:
+    program = (
+        "import resource\nfrom shard import ShmFull\nfrom shard.segment import Segment\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))\n"
+        "Segment.create(1 << 20).close()\n"
+        "try:\n    Segment.create(2 << 20)\nexcept ShmFull as error:\n    print(error)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert ran.stdout == (
+        "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), which shared memory falls "
+        "under: raise `ulimit -f`, or set PRPC_SLAB_BYTES_MAX lower\n"
+    )
 
 
 def test_arrays_on_it_outlive_its_closing() -> None:
@@ -172,7 +250,9 @@ def test_arrays_on_it_outlive_its_closing() -> None:
 
 def test_one_that_does_not_fit_is_shm_full_and_leaves_nothing() -> None:
     before = names()
-    with pytest.raises(ShmFull, match=r"/dev/shm has no room for a segment of .* MiB: .* MiB of .* MiB free; run `prpc gc`"):
+    with pytest.raises(
+        ShmFull, match=r"no memory for a segment of .* MiB: of the .* MiB of .* MiB may be taken, .* PRPC_SLAB_BYTES_MAX"
+    ):
         Segment.create(1 << 50)
     assert no_name_stays(before)
 

@@ -26,10 +26,12 @@ from shard import (
     Transport,
     UnreachableError,
 )
+from shard.segment import SEAL_GROW, SIZE_SEALS
 from shard.transport import local
 from shard.transport.meeting import meet
 from shard.transport.shm import KIND
-from shard.transport.shm_connection import ShmConnection, make_rings
+from shard.transport.shm_connection import ShmConnection, make_rings, rings_bytes
+from tests.shard.strangers import memfd
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
 
 
@@ -305,6 +307,37 @@ class TestShm(TransportContract):
             world.call(wrong)
         assert world.accepted == []
         world.close()
+
+    @pytest.mark.parametrize(
+        ("size_bytes", "seals", "why"),
+        [
+            (rings_bytes(LIMITS.ring_bytes), 0, "its maker could change it under us"),
+            (rings_bytes(LIMITS.ring_bytes), SEAL_GROW, "its maker could change it under us"),
+            (rings_bytes(LIMITS.ring_bytes_max * 2), SIZE_SEALS, "bytes, at most "),
+            (rings_bytes(LIMITS.ring_bytes), SIZE_SEALS, "not a ring"),
+        ],
+    )
+    def test_rings_that_a_peer_could_cut_short_or_that_are_too_large_are_not_mapped(
+        self, world: World, caplog: pytest.LogCaptureFixture, size_bytes: int, seals: int, why: str
+    ) -> None:
+        """Each of them ended this process by SIGBUS, or in its memory, as soon as it was used."""
+        fd = memfd(size_bytes, seals)
+        sock = local.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+
+        def run() -> None:
+            def send_proof(proof: bytes) -> None:
+                socket.send_fds(sock, [proof], [fd])
+
+            with contextlib.suppress(OSError, ShardError):
+                meet(sock, world.listener.address, Node(b"", 2, LIMITS), KIND, PATIENCE_S, send_proof)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        world.turn_until(lambda: why in caplog.text)
+        thread.join(PATIENCE_S)
+        sock.close()
+        os.close(fd)
+        assert world.accepted == []
 
     def test_a_peer_that_is_gone_right_after_its_proof_is_refused_and_costs_one_descriptor_once(
         self, world: World, caplog: pytest.LogCaptureFixture

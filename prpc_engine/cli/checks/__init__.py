@@ -23,6 +23,7 @@ CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     cpu.clock,
     cpu.fence,
     memory.shared_memory,
+    memory.shm_folder,
     memory.garbage,
     memory.huge_pages,
     limits.open_files,

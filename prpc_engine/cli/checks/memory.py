@@ -7,42 +7,48 @@ from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from shard import ShmFull, Slab, find_garbage, huge_page_policy, read_huge_page_offer
+from shard import ShardError, Slab, find_garbage, huge_page_policy, read_huge_page_offer, read_memory_room
 
 MIB = 1 << 20
-# Containers get 64 MiB unless told otherwise; the first segment of a process takes 8, a few tensors the rest.
-SHM_BYTES_SMALL = 256 * MIB
+# The first segment of a process takes 8, a few tensors the rest.
+ROOM_BYTES_SMALL = 256 * MIB
 PROBE_BYTES = MIB
 
 
 def shared_memory(host: Host) -> Iterator[Finding]:
-    """/dev/shm: size and room, and whether a slab can be made there."""
-    try:
-        space = os.statvfs(host.path("dev/shm"))
-    except OSError as error:
-        yield Finding("/dev/shm", error.strerror or str(error), "bad", "mount it: mount -t tmpfs -o mode=1777 tmpfs /dev/shm")
-        return
-    size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-    value = f"{_size(free)} free of {_size(size)}"
+    """How much memory host and cgroup leave for segments, and whether a slab can be made."""
+    room = read_memory_room(host.root)
+    value = f"{_size(max(0, room.free_bytes))} may be taken of {_size(room.total_bytes)} ({room.bound})"
     probe = Slab(debug=False)
     try:
         probe.empty(PROBE_BYTES, "uint8")
-    except (ShmFull, OSError) as error:
+    except (ShardError, OSError) as error:
         reason = str(error).partition("\n")[0]
         yield Finding(
-            "/dev/shm", f"{value}; {reason}", "bad", "run `prpc gc`, or give the container more (docker: --shm-size=1g)"
+            "shared memory", f"{value}; {reason}", "bad", "end what holds it, or give the container more (docker: --memory)"
         )
         return
     except ValueError as error:  # PRPC_HUGE_PAGES
-        yield Finding("/dev/shm", f"{value}; not tried: {error}", "warn", "mend that setting first")
+        yield Finding("shared memory", f"{value}; not tried: {error}", "warn", "mend that setting first")
         return
     finally:
         probe.close()
-    if free < SHM_BYTES_SMALL:
-        advice = "too little for many tensors: docker run --shm-size=1g; Kubernetes: an emptyDir with medium: Memory there"
-        yield Finding("/dev/shm", value, "warn", advice)
+    if room.free_bytes < ROOM_BYTES_SMALL:
+        yield Finding("shared memory", value, "warn", "too little for many tensors: a larger memory limit (docker: --memory)")
     else:
-        yield Finding("/dev/shm", value)
+        yield Finding("shared memory", value)
+
+
+def shm_folder(host: Host) -> Iterator[Finding]:
+    """/dev/shm, where named rings lie; nothing else does."""
+    try:
+        space = os.statvfs(host.path("dev/shm"))
+    except OSError as error:
+        advice = "only Ring.create() needs it: mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+        yield Finding("/dev/shm", error.strerror or str(error), "warn", advice)
+        return
+    size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    yield Finding("/dev/shm", f"{_size(free)} free of {_size(size)}, for named rings alone")
 
 
 def _size(count: int) -> str:
@@ -50,7 +56,7 @@ def _size(count: int) -> str:
 
 
 def garbage(host: Host) -> Iterator[Finding]:
-    """Segments whose process is gone."""
+    """Named rings whose process is gone."""
     names = find_garbage()
     if names:
         yield Finding("leftovers", f"{len(names)} segments of dead processes", "warn", "run `prpc gc`")
@@ -63,9 +69,9 @@ def huge_pages(host: Host) -> Iterator[Finding]:
     offer = read_huge_page_offer(host.root)
     offered = [f"{_size(offer.reserved_free_bytes)} reserved and free"] if offer.reserved_free_bytes else []
     if offer.transparent:
-        offered.insert(0, "transparent in /dev/shm")
+        offered.insert(0, "transparent")
     value = "; ".join(offered) or "none offered"
-    to_offer = "`mount -o remount,huge=advise /dev/shm`, or `sysctl vm.nr_hugepages=N` (2 MiB each)"
+    to_offer = "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`, or `sysctl vm.nr_hugepages=N` (2 MiB each)"
     try:
         policy = huge_page_policy()
     except ValueError as error:

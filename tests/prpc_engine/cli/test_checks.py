@@ -107,24 +107,30 @@ def test_a_clock_that_is_slow_to_read_is_worth_a_warning(tmp_path: Path, monkeyp
 # Memory
 
 
-def test_shared_memory_that_is_not_mounted_is_bad(tmp_path: Path) -> None:
-    assert only(list(memory.shared_memory(Host(tmp_path)))).verdict == "bad"
+def test_a_machine_without_dev_shm_lacks_named_rings_alone(tmp_path: Path) -> None:
+    finding = only(list(memory.shm_folder(Host(tmp_path))))
+    assert (finding.verdict, "Ring.create" in finding.advice) == ("warn", True)
+    assert only(list(memory.shared_memory(Host(tmp_path)))).verdict == "ok"
 
 
-def test_shared_memory_without_room_is_bad_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_shared_memory_is_bad_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Slab, shape: int, dtype: str) -> None:
-        raise ShmFull("/dev/shm has no room")
+        raise ShmFull("no memory for a segment")
 
     monkeypatch.setattr(Slab, "empty", full)
     finding = only(list(memory.shared_memory(Host())))
     assert finding.verdict == "bad"
-    assert "no room" in finding.value
-    assert "prpc gc" in finding.advice
+    assert "no memory" in finding.value
+    assert "--memory" in finding.advice
 
 
-def test_little_shared_memory_is_worth_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "SHM_BYTES_SMALL", 1 << 60)
-    assert only(list(memory.shared_memory(Host()))).verdict == "warn"
+def test_a_small_cgroup_is_worth_a_warning_and_named(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "0::/job")
+    write(tmp_path, "sys/fs/cgroup/job/memory.max", str(128 << 20))
+    write(tmp_path, "sys/fs/cgroup/job/memory.current", str(28 << 20))
+    finding = only(list(memory.shared_memory(Host(tmp_path))))
+    assert finding.verdict == "warn"
+    assert finding.value == "84 MiB may be taken of 128 MiB (cgroup /job)"
 
 
 def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +139,18 @@ def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.value, finding.verdict) == ("2 segments of dead processes", "warn")
 
 
-MOUNTED = "59 58 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,huge=advise"
-
-
 def test_huge_pages_that_are_offered_are_shown(tmp_path: Path) -> None:
-    write(tmp_path, "proc/self/mountinfo", MOUNTED)
-    assert only(list(memory.huge_pages(Host(tmp_path)))).value == "transparent in /dev/shm"
+    write(tmp_path, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [advise] never deny force")
+    assert only(list(memory.huge_pages(Host(tmp_path)))).value == "transparent"
     write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "16")
     finding = only(list(memory.huge_pages(Host(tmp_path))))
-    assert (finding.value, finding.verdict) == ("transparent in /dev/shm; 32 MiB reserved and free", "ok")
+    assert (finding.value, finding.verdict) == ("transparent; 32 MiB reserved and free", "ok")
 
 
 @pytest.mark.parametrize(
     ("switch", "value", "verdict", "advice"),
     [
-        (None, "none offered", "ok", "slabs grow some three times faster: `mount -o remount,huge=advise"),
+        (None, "none offered", "ok", "slabs grow some three times faster: `echo advise > "),
         ("never", "none offered; PRPC_HUGE_PAGES=never", "ok", ""),
         ("require", "none offered; PRPC_HUGE_PAGES=require", "bad", "sysctl vm.nr_hugepages=N"),
         ("maybe", "PRPC_HUGE_PAGES='maybe': allowed are auto, never, require", "bad", "unset it"),
