@@ -95,14 +95,15 @@ class CallTable:
     A call is entered under next_id(), with `soonest` lowered to its deadline when that is earlier; its reply takes it out by
     in_flight.pop(). A reply that finds none is counted in dropped_replies.
 
-    Numbers begin after `base`; `incarnation` is that of the node at the other end."""
+    Numbers begin after `base`; `life` is equal for connections over which the node at the other end is the same, and knows this
+    one as the same."""
 
-    def __init__(self, base: int = 0, incarnation: int = 0) -> None:
+    def __init__(self, base: int = 0, life: object = None) -> None:
         self.in_flight: dict[int, Call] = {}
         self.soonest = NEVER
         self.dropped_replies = 0  # came after their call was done
         self.send_cancel: Callable[[int], None] = _tell_nobody
-        self.incarnation = incarnation
+        self.life = life
         self._base = base
         self._ids = itertools.count(base + 1)
         self.next_id = self._ids.__next__

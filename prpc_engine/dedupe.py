@@ -1,7 +1,7 @@
 """Calls that must not run twice: what a server remembers of those it took on. No I/O and no clock here: `now` is handed in.
 
-A call is known by the incarnation of the node that makes it and by its number there, which no other call of that node ever has.
-The floor of a caller is the largest number of a call of it that was forgotten.
+A call is known by the name of the node that makes it, which that node has proved (shard/callers.py), and by its number there,
+which no other call of that node ever has. The floor of a caller is the largest number of a call of it that was forgotten.
 
     state      event                                             next
     unknown    asked, and refusal() says nothing                 running, by begin(): it never ran here
@@ -24,7 +24,7 @@ refused from then on; a first attempt has to be taken for one.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 # Answers kept. Half a second of what the fastest server answers; a repeat follows some 10 ms after its connection was reset.
 ANSWERS_MAX = 1 << 16
@@ -39,15 +39,18 @@ CALLERS_MAX = 1 << 14
 
 Running = TypeVar("Running")
 Answer = TypeVar("Answer")
-Identity = tuple[int, int]  # incarnation of the caller, number of the call
+Identity = tuple[int, int]  # proven name of the caller, number of the call
 
 
 class Entry(Generic[Running, Answer]):
-    """One call: `running` until it is answered, then with an `answer`; with neither when that was too large."""
+    """One call: `running` until it is answered, then with an `answer`; with neither when that was too large.
 
-    __slots__ = ("answer", "answered", "nbytes", "running")
+    `asked`: what was called, and by whom, for who has to compare it with what comes again."""
 
-    def __init__(self, running: Running) -> None:
+    __slots__ = ("answer", "answered", "asked", "nbytes", "running")
+
+    def __init__(self, running: Running, asked: Any = None) -> None:
+        self.asked = asked
         self.running: Running | None = running
         self.answer: Answer | None = None
         self.nbytes = 0
@@ -97,10 +100,10 @@ class Window(Generic[Running, Answer]):
             f"of {self.bytes_max} bytes for {self.keep_s:g} s"
         )
 
-    def begin(self, call: Identity, running: Running) -> None:
+    def begin(self, call: Identity, running: Running, asked: Any = None) -> None:
         """A call that refusal() has nothing against is taken on."""
         assert call not in self._entries
-        self._entries[call] = Entry(running)
+        self._entries[call] = Entry(running, asked)
 
     def drop(self, call: Identity) -> None:
         """A call that was taken on will not run."""

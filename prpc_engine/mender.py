@@ -310,7 +310,7 @@ class Mender:
                 call.set_result(None)
             elif call.state is None or call.state.only is None:
                 peer.resend(call, route, self._policy.timeout_s(now, call.overall))
-            elif call.table is not None and call.table.incarnation == peer.calls.incarnation:
+            elif call.table is not None and call.table.life == peer.calls.life:
                 peer.resend(call, route, self._policy.timeout_s(now, call.overall), REPEAT)
             else:
                 self._end_gone(call, errors.MaybeExecuted(f"{method!r} was sent to a process that {peer.connection.peer} is not"))

@@ -18,7 +18,7 @@ A call is a REQUEST, answered by one REPLY or FAILURE. A stream is an OPEN, then
 goes (stream.py), an END of each side that sent any, and at last the server's REPLY or FAILURE. CANCEL gives either up.
 
 A REPEAT is a REQUEST that was sent before over a connection that was lost since, to the same process and with the same number: a
-method that must not run twice is known by that number and the caller's incarnation (dedupe.py).
+method that must not run twice is known by that number and the name that the caller proved (dedupe.py).
 
 Large messages and small ones may overtake each other (shard/transport). So items have numbers; END and CANCEL go over every lane,
 and may arrive more than once; and the caller sends no item that could overtake a large OPEN.

@@ -104,7 +104,7 @@ class Peer:
         self.connection = connection
         self.choice = choice
         self.number = number  # of the connection: each one of a node has a larger one than those before it
-        self.calls = CallTable(number << CALL_ID_BITS, connection.peer_incarnation)
+        self.calls = CallTable(number << CALL_ID_BITS, (connection.peer_incarnation, connection.known_as))
         self._in_flight, self._next_id = self.calls.in_flight, self.calls.next_id
         self.running: dict[int, Job] = {}  # requests of the other side that are not answered yet, by its call id
         self._streams: dict[int, tuple[Inbox, Window]] = {}  # ours, by call id

@@ -1,6 +1,7 @@
 """What a server does for its `once` methods: a call that comes again is answered, and not run. dedupe.py says which those are.
 
     the call                             what is done
+    is of another method or peer         the server refuses it: Status.FORGOTTEN
     is running                           its answer goes over the newest connection that asked
     was answered                         the same bytes and blocks are sent again
     is not known, and may have run       the server refuses it: Status.FORGOTTEN
@@ -25,7 +26,7 @@ from prpc_engine.errors import text_of
 from prpc_engine.failures import failure_message
 from prpc_engine.job import Job, pass_on_interrupt
 from prpc_engine.message import HEADER, REPLY, Status
-from shard import PeerLostError, ShardError
+from shard import PeerIdentity, PeerLostError, ShardError
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
@@ -55,14 +56,21 @@ class Repeats:
         self.answered += 1
         return True
 
-    def refusal(self, peer: Peer, call_id: int, is_repeat: bool) -> str | None:
-        """Why that call cannot be run, since it may have been before; None: it can."""
-        return self.window.refusal((peer.connection.peer_incarnation, call_id), is_repeat)
+    def refusal(self, peer: Peer, call_id: int, key: int, is_repeat: bool) -> str | None:
+        """Why that call can neither be run, since it may have been before, nor be answered; None: it can."""
+        connection = peer.connection
+        call = connection.peer_incarnation, call_id
+        entry = self.window.find(call)
+        if entry is not None:
+            first_key, first = entry.asked
+            if first_key != key or not _is_the_same(first, connection.peer_identity):
+                return f"call {call_id} was of another method, or of a peer that proved to be somebody else"
+        return self.window.refusal(call, is_repeat)
 
     def begin(self, job: Job) -> None:
         """It is taken on."""
         job.is_once = True
-        self.window.begin(_identity(job), job)
+        self.window.begin(_identity(job), job, (job.key, job.peer.connection.peer_identity))
 
     def drop(self, job: Job) -> None:
         """It will not run."""
@@ -106,6 +114,11 @@ class WayBack:
         if nbytes > self._window.answer_bytes_max or handovers_in(blocks):
             return None, 0
         return (message, [block.copy() for block in blocks]), nbytes
+
+
+def _is_the_same(one: PeerIdentity, other: PeerIdentity) -> bool:
+    """Whether both proofs can be of one node, whose later connection may take another transport: only tcp has certificates."""
+    return one.secret == other.secret and (one.subjects == other.subjects or not (one.subjects and other.subjects))
 
 
 def _identity(job: Job) -> Identity:

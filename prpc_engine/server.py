@@ -258,11 +258,11 @@ class Server:
         if self._is_doubled(peer, call_id):
             return
         is_once = method.is_once and call_id != 0 and kind != OPEN
-        if is_once and self._repeats.answer(peer, call_id):
-            return
-        reason = self._repeats.refusal(peer, call_id, kind == REPEAT) if is_once else _NOT_ONCE if kind == REPEAT else None
+        reason = self._repeats.refusal(peer, call_id, key, kind == REPEAT) if is_once else _NOT_ONCE if kind == REPEAT else None
         if reason is not None:
             self._refuse(peer, call_id, Status.FORGOTTEN, "", reason)
+            return
+        if is_once and self._repeats.answer(peer, call_id):
             return
         if self.jobs.closed:
             self._refuse(peer, call_id, Status.STOPPING, "", f"{self.service!r} is stopping here")

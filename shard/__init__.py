@@ -40,6 +40,7 @@ from shard.group import ShardGroup
 from shard.group_statistics import GroupStatistics, ShardStatistics
 from shard.handle import Ring
 from shard.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
+from shard.identity import PeerIdentity
 from shard.idle import polling_enabled
 from shard.leases import held_by_this_process
 from shard.limits import DEFAULT_LIMITS, Limits
@@ -98,6 +99,7 @@ __all__ = [
     "MemoryRoom",
     "MemoryTransport",
     "Node",
+    "PeerIdentity",
     "PeerLostError",
     "ProtocolError",
     "Reactor",

@@ -3,7 +3,7 @@
     connector                                   acceptor
     hello  ------------------------------------>
            <------------------------------------ hello, proof of the acceptor
-    proof of the connector -------------------->
+    proof of the connector, claim -------------->
            <------------------------------------ verdict (one byte)
 
     hello    offset  size  field
@@ -17,20 +17,27 @@
                  49     1  lanes     sockets of the connection, 1 to LANES_MAX
                  50    16  token     random, the same in all hellos of one connection; zeros where it has one lane
 
-    The acceptor's hello says lane 0 of 1 and no token. Only who opened a connection may add a lane to it: transport/lanes.py
+        claim    offset  size  field
+                  0     8  name      what the acceptor knows this connector by; 0: it knows none, or this is a further lane
+                  8    32  proof     HMAC-SHA256(key of that name, both hellos, binding); shard/callers.py says who has the key
+
+The acceptor's hello says lane 0 of 1 and no token. Only who opened a connection may add a lane to it: transport/lanes.py
     compares what both have proved.
 
     Checksums are on when either side wishes them, and there is no TLS, which has better ones: then `checks` says what they begin
     with. The proofs are of both hellos, so nobody in between can take a wish away.
 
-    proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello || binding), RFC 2104; role keeps one side's
-             proof from being sent back to it; binding is empty on a plain socket, inside TLS what only the two ends of that
-             channel know (TlsSocket.binding), so that nobody between two channels can pass proofs on
+    proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello || binding || claim), RFC 2104; role keeps one
+             side's proof from being sent back to it; the acceptor has no claim; binding is empty on a plain socket, inside TLS
+             what only the two ends of that channel know (TlsSocket.binding), so that nobody between two channels can pass
+             proofs on
 
 An acceptor that refuses says why where it can, in `farewell`: its hello with a proof of zeros to a connector of another version
 or transport, which reads there what is spoken here; one byte to a connector whose proof is wrong.
 
-All messages have a fixed size, so an unauthenticated peer makes us hold 98 bytes at most. Without a secret the key is empty: the
+The verdict is ACCEPTED (the name is the one claimed), ANEW (the connector has a new name) or REFUSED.
+
+All messages have a fixed size, so an unauthenticated peer makes us hold 138 bytes at most. Without a secret the key is empty: the
 exchange is the same, and a peer that has one is refused. The connection is authenticated, its frames are not.
 No I/O in this file: feed() takes bytes and returns bytes to send.
 """
@@ -44,17 +51,20 @@ import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from shard.callers import NAME_BYTES, CallerKey, Callers
 from shard.errors import AuthenticationError, ForeignProtocolError, RemoteProtocolError
 
 MAGIC = b"PRPC"
-HANDSHAKE_VERSION = 2
+HANDSHAKE_VERSION = 3
 HELLO = struct.Struct("<4sHBBQ32sBB16s")
 assert HELLO.size == 66  # the table above
 PROOF_BYTES = 32
+CLAIM_BYTES = NAME_BYTES + PROOF_BYTES
+NO_CLAIM = bytes(CLAIM_BYTES)
 TOKEN_BYTES = 16
 LANES_MAX = 9  # as many as Limits.connections_per_peer may be
 CHECKED = 1  # of a hello's wishes
-ACCEPTED, REFUSED = b"\x06", b"\x15"
+ACCEPTED, ANEW, REFUSED = b"\x06", b"\x07", b"\x15"
 
 HTTP2_FIRST_TYPES = (4, 7)  # SETTINGS, GOAWAY
 TLS_HANDSHAKE, TLS_ALERT = b"\x16\x03", b"\x15\x03"  # how records of TLS begin
@@ -76,8 +86,10 @@ class Lane:
 ONLY_LANE = Lane()
 
 
-def _proof(secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: bytes, binding: bytes) -> bytes:
-    return hmac.new(secret, role + connector_hello + acceptor_hello + binding, hashlib.sha256).digest()
+def _proof(
+    secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: bytes, binding: bytes, claim: bytes = b""
+) -> bytes:
+    return hmac.digest(secret, role + connector_hello + acceptor_hello + binding + claim, hashlib.sha256)
 
 
 def _check(role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> int:
@@ -144,12 +156,16 @@ class Handshake(ABC):
         binding: bytes = b"",
         lane: Lane = ONLY_LANE,
         checked: bool = False,
+        callers: Callers | None = None,
     ) -> None:
+        """`callers`: what this node remembers of its peers; None: of nobody."""
+        self._callers = callers if callers is not None else Callers()
         self._secret = secret
         self._binding = binding
         self._kind = kind
         self._checked = checked
         wishes = CHECKED if checked else 0
+        self._is_first = lane.number == 0
         self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, wishes, incarnation, nonce, lane.number, lane.count, lane.token)
         self.peer_incarnation = 0
         self.wanted = 0
@@ -164,7 +180,9 @@ class Handshake(ABC):
 
 
 class Connector(Handshake):
-    """The side that called."""
+    """The side that called. Afterwards `known_as` is its name at the acceptor; 0 for lanes other than the first."""
+
+    known_as = 0
 
     def start(self) -> bytes:
         self.wanted = HELLO.size + PROOF_BYTES
@@ -174,8 +192,9 @@ class Connector(Handshake):
         assert len(data) == self.wanted
         if self.wanted == 1:
             self.wanted = 0
-            if data != ACCEPTED:
+            if data != ACCEPTED and (data != ANEW or self._claimed is None):
                 raise AuthenticationError(_REFUSED_TEXT)
+            self._learn_name(data == ANEW)
             return b""
         hello, proof = data[: HELLO.size], data[HELLO.size :]
         self.peer_incarnation, _, checked = _check_hello(hello, self._kind, 1)
@@ -184,12 +203,33 @@ class Connector(Handshake):
         if (checked or self._checked) and not self._binding:
             self.checks = _check(b"connector", self._hello, hello), _check(b"acceptor", self._hello, hello)
         self.wanted = 1
-        return _proof(self._secret, b"connector", self._hello, hello, self._binding)
+        claim = self._claim(hello)
+        return _proof(self._secret, b"connector", self._hello, hello, self._binding, claim) + claim
+
+    def _claim(self, hello: bytes) -> bytes:
+        self._transcript = self._hello + hello + self._binding
+        self._claimed = self._callers.own_key(self.peer_incarnation) if self._is_first else None
+        if self._claimed is None:
+            return NO_CLAIM
+        return self._claimed.name.to_bytes(NAME_BYTES, "little") + self._claimed.proof(self._transcript)
+
+    def _learn_name(self, is_new: bool) -> None:
+        if not self._is_first:
+            return
+        if self._claimed is not None and not is_new:
+            self.known_as = self._claimed.name
+            return
+        own = CallerKey.derive(self._secret, self._transcript)
+        self._callers.keep_own(self.peer_incarnation, own, self._claimed)
+        self.known_as = own.name
 
 
 class Acceptor(Handshake):
-    """The side that was called; takes connections of up to `lanes_max` lanes. After the exchange the transport sends ACCEPTED
-    itself, once it can take messages."""
+    """The side that was called; takes connections of up to `lanes_max` lanes. After the exchange `caller` is the connector's
+    proven name (0 for lanes other than the first), and the transport sends `verdict` itself, once it can take messages."""
+
+    caller = 0
+    verdict = ACCEPTED
 
     def __init__(
         self,
@@ -200,8 +240,9 @@ class Acceptor(Handshake):
         binding: bytes = b"",
         lanes_max: int = 1,
         checked: bool = False,
+        callers: Callers | None = None,
     ) -> None:
-        super().__init__(secret, kind, incarnation, nonce, binding, checked=checked)
+        super().__init__(secret, kind, incarnation, nonce, binding, checked=checked, callers=callers)
         self._lanes_max = lanes_max
         self.lane = ONLY_LANE  # what the connector asks for
 
@@ -227,10 +268,24 @@ class Acceptor(Handshake):
             self._their_hello = data
             if (checked or self._checked) and not self._binding:
                 self.checks = _check(b"acceptor", data, self._hello), _check(b"connector", data, self._hello)
-            self.wanted = PROOF_BYTES
+            self.wanted = PROOF_BYTES + CLAIM_BYTES
             return self._hello + _proof(self._secret, b"acceptor", data, self._hello, self._binding)
         self.wanted = 0
-        if not hmac.compare_digest(data, _proof(self._secret, b"connector", self._their_hello, self._hello, self._binding)):
+        proof, claim = data[:PROOF_BYTES], data[PROOF_BYTES:]
+        expected = _proof(self._secret, b"connector", self._their_hello, self._hello, self._binding, claim)
+        if not hmac.compare_digest(proof, expected):
             self.farewell = REFUSED
             raise AuthenticationError(_REFUSED_TEXT)
+        if self.lane.number == 0:
+            self._name(int.from_bytes(claim[:NAME_BYTES], "little"), claim[NAME_BYTES:])
         return b""
+
+    def _name(self, claimed: int, proof: bytes) -> None:
+        transcript = self._their_hello + self._hello + self._binding
+        if claimed and self._callers.recognize(claimed, proof, transcript):
+            self.caller = claimed
+            return
+        new = CallerKey.derive(self._secret, transcript)
+        self._callers.admit(new)
+        self.caller = new.name
+        self.verdict = ANEW if claimed else ACCEPTED

@@ -154,7 +154,7 @@ LAYERS = {
     "shard": (
         ("shard.errors", "shard.topology", "shard.restart", "shard.interpreter"),
         ("shard.failpoints",),
-        ("shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle"),
+        ("shard.callers", "shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle"),
         ("shard.memory_room", "shard.timers"),
         ("shard.queues", "shard.memory_order"),
         ("shard.core_locks",),

@@ -416,9 +416,13 @@ class TransportContract:
         world.turn_until(lambda: two.ends and one.ends)
         assert len(two.messages) == 1
 
-    def test_incarnations_are_exchanged(self, sides: tuple[Side, Side]) -> None:
+    def test_the_connector_hears_the_incarnation_and_the_acceptor_has_a_name_for_who_called(
+        self, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
-        assert one.connection.peer_incarnation == two.connection.peer_incarnation == 7
+        connector, acceptor = (one, two) if one.connection.peer_incarnation == 7 else (two, one)
+        assert connector.connection.peer_incarnation == 7
+        assert acceptor.connection.peer_incarnation == (connector.connection.known_as or 7)  # 0 in one process
 
     def test_nobody_at_the_address_is_unreachable_at_once(self, world: World) -> None:
         world.listener.close()

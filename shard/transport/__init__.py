@@ -34,6 +34,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from shard.callers import Callers
 from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
 from shard.identity import PeerIdentity
 from shard.limits import Limits
@@ -68,7 +69,8 @@ class Connection(ABC, Generic[Item]):
     def __init__(self, peer: str, limits: Limits) -> None:
         self.peer = peer
         self.limits = limits
-        self.peer_incarnation = 0
+        self.peer_incarnation = 0  # accepted: the name that the peer proved (callers.py); else what the acceptor says it is
+        self.known_as = 0  # not accepted: this side's name at the peer, the same over all connections where that knew it
         self.peer_identity = PeerIdentity()
         self.reactor: Reactor | None = None
         self.on_message: OnMessage = _ignore_message
@@ -257,6 +259,7 @@ class Node:
     incarnation: int
     limits: Limits
     tcp_checksum: bool = False  # wish checksums of every tcp connection without TLS (checked.py); the peer may, too
+    callers: Callers = field(default_factory=Callers, repr=False, compare=False)  # who is who over several connections
 
 
 Accept = Callable[[Connection[Any]], None]

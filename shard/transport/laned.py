@@ -67,7 +67,7 @@ class LanedListener(Listener):
                 self._reactor.call_later(self._node.limits.handshake_s, partial(self._give_up, greeting))
             return
         connection = self._make(lanes)
-        connection.peer_incarnation = exchange.peer_incarnation
+        connection.peer_incarnation = lanes[0].exchange.caller
         connection.peer_identity = greeting.peer_identity
         connection.attach(self._reactor)
         self._accept(connection)
@@ -104,9 +104,11 @@ def connect_lanes(
     count = node.limits.connections_per_peer
     token = secrets.token_bytes(TOKEN_BYTES) if count > 1 else ONLY_LANE.token
     socks: list[socket.socket] = []
+    known_as = 0
 
     def add_lane(number: int) -> tuple[int, PeerIdentity]:
         """Who is at its other end."""
+        nonlocal known_as
         sock = dial()
         socks.append(sock)
         binding = b""
@@ -117,6 +119,7 @@ def connect_lanes(
         exchange = meet(sock, address, node, kind, left_s(deadline), binding=binding, lane=lane, checked=checked)
         if exchange.checks is not None:
             socks[-1] = sock = CheckedSocket(sock, exchange.checks)
+        known_as = known_as or exchange.known_as
         return exchange.peer_incarnation, identity_of(sock, node)
 
     try:
@@ -130,4 +133,5 @@ def connect_lanes(
             sock.close()
         raise
     connection.peer_incarnation, connection.peer_identity = who
+    connection.known_as = known_as
     return connection

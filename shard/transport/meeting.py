@@ -5,7 +5,7 @@ tcp, unix and shm meet like this; what follows on the socket is theirs. What a s
     time          limits.handshake_s to its turn, and again from there to the proof, however slowly or quickly it sends
     number        limits.handshakes_max at a time, limits.handshakes_per_host_max from one address; limits.handshakes_waiting_max
                   more wait for their turn, unread, in the order they came from each address; who comes then is hung up on
-    bytes         98 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
+    bytes         138 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
     descriptors   its socket, and one that comes with its proof; when the process has none left, those who knock are hung up on
     log           refusals.LINES_PER_WINDOW lines a window
 """
@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
 from shard.handshake import (
-    ACCEPTED,
     HELLO,
     MAGIC,
     ONLY_LANE,
@@ -108,7 +107,8 @@ def meet(
     `send_proof(proof)` sends the proof itself when something has to go with it; `binding` is that of the TLS channel, if any.
     """
     deadline = time.monotonic() + timeout_s
-    exchange = Connector(node.secret, kind, node.incarnation, secrets.token_bytes(NONCE_BYTES), binding, lane, checked)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    exchange = Connector(node.secret, kind, node.incarnation, nonce, binding, lane, checked, node.callers)
     try:
         sock.settimeout(timeout_s)
         _say(sock, exchange.start())
@@ -170,7 +170,9 @@ class Greeting:
         node = self._node
         door = self._door
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self._exchange = Acceptor(node.secret, door.kind, node.incarnation, nonce, binding, door.lanes_max, door.checked)
+        self._exchange = Acceptor(
+            node.secret, door.kind, node.incarnation, nonce, binding, door.lanes_max, door.checked, node.callers
+        )
         self._exchange.start()
 
     @property
@@ -261,7 +263,7 @@ class Greeting:
 
     def accepted(self) -> None:
         """Tell the peer that it may begin. Raises OSError."""
-        self.sock.send(ACCEPTED)
+        self.sock.send(self.exchange.verdict)
 
     def _let_go(self) -> None:
         self._timer.cancel()

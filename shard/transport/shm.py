@@ -41,7 +41,7 @@ class ShmListener(Listener):
         segment = Segment.attach(fds[0], size_bytes_max=rings_bytes(max(limits.ring_bytes, limits.ring_bytes_max)))
         connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", limits, self._slab)
         fds.clear()  # it was the segment's, which is used up
-        connection.peer_incarnation = greeting.exchange.peer_incarnation
+        connection.peer_incarnation = greeting.exchange.caller
         connection.peer_identity = greeting.peer_identity
         try:
             greeting.accepted()
@@ -104,7 +104,7 @@ class ShmTransport(Transport):
             sock.close()
             segment.close()
             raise
-        connection.peer_incarnation = exchange.peer_incarnation
+        connection.peer_incarnation, connection.known_as = exchange.peer_incarnation, exchange.known_as
         connection.peer_identity = identity_of(sock, self._node)
         return connection
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prpc_engine.archive import DECODE_ERRORS, ArchiveError, Decoder
 from shard import AuthenticationError, Limits, RemoteProtocolError
 from shard.frame import FrameDecoder
-from shard.handshake import ACCEPTED, HELLO, PROOF_BYTES, Acceptor, Connector
+from shard.handshake import ACCEPTED, CLAIM_BYTES, HELLO, PROOF_BYTES, Acceptor, Connector
 
 LIMITS = Limits(body_bytes_max=1 << 20, blocks_bytes_max=1 << 20, blocks_max=16)
 SECRET, KIND, CONNECTOR_NONCE, ACCEPTOR_NONCE = b"secret", 1, b"1" * 32, b"2" * 32
@@ -56,7 +56,7 @@ def good_handshake() -> tuple[bytes, bytes]:
 
 
 TO_ACCEPTOR, TO_CONNECTOR = good_handshake()
-assert len(TO_ACCEPTOR) == HELLO.size + PROOF_BYTES
+assert len(TO_ACCEPTOR) == HELLO.size + PROOF_BYTES + CLAIM_BYTES
 
 
 def feed_handshake(data: bytes) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard import Connection, Node, Reactor, ShardError, Slab, TcpTransport
-from shard.handshake import ACCEPTED, HELLO, PROOF_BYTES
+from shard.handshake import ACCEPTED, CLAIM_BYTES, HELLO, PROOF_BYTES
 from shard.transport import Blocks
 from tests.certificates import Files
 from tests.network.echo_server import SECRET, lanes_of, limits
@@ -21,7 +21,10 @@ from tests.network.tally import TALLY
 from tests.prpc_engine.processes import PATIENCE_S
 
 # Of one lane, without TLS: hello and proof of each side, and the verdict.
-HANDSHAKE_BYTES = {"to_server": HELLO.size + PROOF_BYTES, "to_client": HELLO.size + PROOF_BYTES + len(ACCEPTED)}
+HANDSHAKE_BYTES = {
+    "to_server": HELLO.size + PROOF_BYTES + CLAIM_BYTES,
+    "to_client": HELLO.size + PROOF_BYTES + len(ACCEPTED),
+}
 Message = tuple[bytes, list[bytes]]
 
 

@@ -7,6 +7,8 @@ import pytest
 from shard import AuthenticationError, RemoteProtocolError
 from shard.handshake import (
     ACCEPTED,
+    ANEW,
+    CLAIM_BYTES,
     HANDSHAKE_VERSION,
     HELLO,
     LANES_MAX,
@@ -62,7 +64,7 @@ HELLO_ONE, ANSWER, PROOF = exchange(connector(), acceptor())
 def test_two_with_the_same_secret_know_each_other(secret: bytes) -> None:
     one, two = connector(secret), acceptor(secret)
     said = exchange(one, two)
-    assert [len(part) for part in said] == [HELLO.size, HELLO.size + PROOF_BYTES, PROOF_BYTES]
+    assert [len(part) for part in said] == [HELLO.size, HELLO.size + PROOF_BYTES, PROOF_BYTES + CLAIM_BYTES]
     assert (one.wanted, two.wanted) == (0, 0)
     assert (one.peer_incarnation, two.peer_incarnation) == (22, 11)
 
@@ -95,7 +97,7 @@ def test_another_secret_is_refused_by_both_sides(ours: bytes, theirs: bytes) -> 
     two = acceptor(theirs)
     two.feed(impostor.start())
     with pytest.raises(AuthenticationError, match="PRPC_SECRET_FILE"):
-        two.feed(bytes(PROOF_BYTES))
+        two.feed(bytes(PROOF_BYTES + CLAIM_BYTES))
 
 
 @pytest.mark.parametrize("position", range(HELLO.size))
@@ -117,7 +119,7 @@ def test_an_acceptors_answer_with_any_byte_changed_is_refused(position: int) -> 
         one.feed(bytes(answer))
 
 
-@pytest.mark.parametrize("position", range(PROOF_BYTES))
+@pytest.mark.parametrize("position", range(PROOF_BYTES + CLAIM_BYTES))
 def test_a_connectors_proof_with_any_byte_changed_is_refused(position: int) -> None:
     one, two = connector(), acceptor()
     proof = bytearray(one.feed(two.feed(one.start())))
@@ -141,14 +143,14 @@ def test_one_sides_proof_cannot_be_sent_back_to_it() -> None:
     two = acceptor()
     answer = two.feed(HELLO_ONE)
     with pytest.raises(AuthenticationError):
-        two.feed(answer[HELLO.size :])
+        two.feed(answer[HELLO.size :] + bytes(CLAIM_BYTES))
 
 
 @pytest.mark.parametrize(
     ("hello", "text"),
     [
         (pack(magic=b"GET "), "does not speak this protocol: it began with b'GET '"),
-        (pack(version=3), "protocol version 3, this side 2"),
+        (pack(version=9), "protocol version 9, this side 3"),
         (pack(kind=9), f"speaks transport 9, this side listens for {KIND}"),
     ],
 )
@@ -161,7 +163,7 @@ def test_another_protocol_version_or_kind_is_named(hello: bytes, text: str) -> N
         one.feed(hello + bytes(PROOF_BYTES))
 
 
-@pytest.mark.parametrize("verdict", [REFUSED, b"\0", b"?"])
+@pytest.mark.parametrize("verdict", [REFUSED, ANEW, b"\0", b"?"])
 def test_a_verdict_other_than_accepted_is_a_refusal(verdict: bytes) -> None:
     one, two = connector(), acceptor()
     one.feed(two.feed(one.start()))
@@ -189,15 +191,15 @@ def test_an_acceptor_says_in_its_farewell_why_it_hangs_up() -> None:
     assert two.farewell == b""
     two.feed(HELLO_ONE)
     with pytest.raises(AuthenticationError):
-        two.feed(bytes(PROOF_BYTES))
+        two.feed(bytes(PROOF_BYTES + CLAIM_BYTES))
     assert two.farewell == REFUSED
     newer = acceptor()
     with pytest.raises(RemoteProtocolError):
-        newer.feed(pack(version=3))
+        newer.feed(pack(version=9))
     one = connector()
     one.start()
     changed = pack(version=1, nonce=NONCE_TWO) + newer.farewell[HELLO.size :]
-    with pytest.raises(RemoteProtocolError, match="protocol version 1, this side 2: install the same release at both sides"):
+    with pytest.raises(RemoteProtocolError, match="protocol version 1, this side 3: install the same release at both sides"):
         one.feed(changed)
     with pytest.raises(AuthenticationError):
         connected = connector()

@@ -30,7 +30,7 @@ from shard import (
     Transport,
     UnreachableError,
 )
-from shard.handshake import HELLO, PROOF_BYTES
+from shard.handshake import CLAIM_BYTES, HELLO, PROOF_BYTES
 from shard.identity import PeerIdentity
 from shard.transport.meeting import receive_exactly
 from shard.transport.tcp import TcpListener, parse_address
@@ -294,7 +294,7 @@ def test_one_in_the_middle_cannot_pass_proofs_on_between_two_channels(new_world:
             inner.settimeout(PATIENCE_S)
             inner.sendall(receive_exactly(outer, HELLO.size, time.monotonic() + PATIENCE_S))
             outer.sendall(receive_exactly(inner, HELLO.size + PROOF_BYTES, time.monotonic() + PATIENCE_S))
-            inner.sendall(receive_exactly(outer, PROOF_BYTES, time.monotonic() + PATIENCE_S))
+            inner.sendall(receive_exactly(outer, PROOF_BYTES + CLAIM_BYTES, time.monotonic() + PATIENCE_S))
         except (PeerLostError, TimeoutError):
             return
         finally:
