@@ -25,10 +25,12 @@ from prpc_engine.service import RpcService, ServiceStatistics
 from prpc_engine.serving import RpcServer
 from prpc_engine.slab import empty
 from prpc_engine.stream import Stream, incoming
+from prpc_engine.user_secret import NO_SECRET
 
 __version__ = release.VERSION
 
 __all__ = [
+    "NO_SECRET",
     "AllowList",
     "Bounds",
     "Call",

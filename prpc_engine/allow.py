@@ -11,6 +11,7 @@ some rule names, only by whom a rule lets, and only those methods. In the file t
     who              is
     any              everyone who got through the handshake
     secret:job       who proved the job's secret
+    secret:user      who proved the secret of this user on this host, where the node was given none (user_secret.py)
     user:same        a process of the same user on this host (shared memory), as the kernel says; or this very process
     tls:PATTERN      who showed a certificate, signed by our CA, with such a common name, DNS name or URI
 
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 
 from prpc_engine.errors import ConfigError
 
-ALLOWED_WHO = "any, secret:job, user:same and tls:PATTERN"
+ALLOWED_WHO = "any, secret:job, secret:user, user:same and tls:PATTERN"
 RULES_MAX = 1024  # each decision looks at all of them, once
 # Decisions remembered: some hundred methods asked by some hundred nodes. When it is full, all are made anew.
 DECISIONS_MAX = 65536
@@ -62,7 +63,7 @@ class Rule:
             raise ConfigError(f"{self}: a service, who, and methods are expected, none of them empty")
         for who in self.who:
             kind, _, name = who.partition(":")
-            if who not in ("any", "secret:job", "user:same") and not (kind == "tls" and name):
+            if who not in ("any", "secret:job", "secret:user", "user:same") and not (kind == "tls" and name):
                 raise ConfigError(f"who = {who!r} in the rule for service {self.service!r}: allowed are {ALLOWED_WHO}")
 
     def lets(self, identity: Identity, service: str, method: str) -> bool:

@@ -17,6 +17,7 @@ from prpc_engine.address import Address
 from prpc_engine.allow import AllowList, rules_from
 from prpc_engine.errors import ConfigError, is_number
 from prpc_engine.master.registry import NAME_LENGTH_MAX
+from prpc_engine.user_secret import NO_SECRET, NoSecret, UserSecret, user_secret
 from shard import DEFAULT_LIMITS, Limits, Slab, huge_page_policy, polling_enabled
 
 if sys.version_info >= (3, 11):
@@ -25,6 +26,8 @@ else:
     import tomli as tomllib
 
 TRANSPORTS = ("shm", "unix", "tcp")  # in order of preference
+SECRET_LENGTH_MIN = 16  # bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word
+NO_SECRET_TEXT = "none"  # as PRPC_SECRET
 SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
 POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
@@ -49,12 +52,15 @@ def transports_from(wanted: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
-    """The job's secret: the argument, else that file, else the one named by PRPC_SECRET_FILE, else PRPC_SECRET, else none (b"").
-    Raises ConfigError."""
+    """The secret of a node: the argument, else that file, else the one named by PRPC_SECRET_FILE, else PRPC_SECRET, else what all
+    processes of this user on this host share (user_secret.py). None at all (b""): NO_SECRET, or PRPC_SECRET=none. Raises
+    ConfigError."""
     if given is not None:
+        if isinstance(given, NoSecret | UserSecret):
+            return given
         if not isinstance(given, bytes | str):
             raise ConfigError(f"secret= is {type(given).__name__}: bytes or a str are allowed")
-        return given.encode() if isinstance(given, str) else given
+        return _long_enough(given.encode() if isinstance(given, str) else given, "secret=")
     path, where = (file, f"secret file {file!r}") if file is not None else (os.environ.get("PRPC_SECRET_FILE"), "")
     if path:
         where = where or f"PRPC_SECRET_FILE={path!r}"
@@ -64,8 +70,26 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
             raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
         if not secret:
             raise ConfigError(f"{where} is empty")
-        return secret
-    return os.environ.get("PRPC_SECRET", "").encode()
+        return _long_enough(secret, where)
+    text = os.environ.get("PRPC_SECRET")
+    if text == NO_SECRET_TEXT:
+        return NO_SECRET
+    return _long_enough(text.encode(), "PRPC_SECRET") if text else user_secret()
+
+
+def _long_enough(secret: bytes, where: str) -> bytes:
+    """A proof that was overheard can be tried against guesses, offline. The text says nothing of the secret but its length."""
+    if len(secret) < SECRET_LENGTH_MIN:
+        raise ConfigError(
+            f"{where}: a secret of {len(secret)} bytes, at least {SECRET_LENGTH_MIN} are expected, and random ones: make it by "
+            "(umask 077; openssl rand -hex 32 > FILE)" + ("; secret=NO_SECRET asks for none" if not secret else "")
+        )
+    return secret
+
+
+def has_secret() -> bool:
+    """Whether the environment gives this process a secret, or says that there shall be none."""
+    return bool(os.environ.get("PRPC_SECRET_FILE") or os.environ.get("PRPC_SECRET"))
 
 
 def limits_from(given: Limits | None) -> Limits:
@@ -213,15 +237,16 @@ def slab_bytes_max() -> int:
 
 
 def check_exposure(host: str, secret: bytes) -> None:
-    """Refuse to listen where other hosts can connect while there is no secret. Raises ConfigError."""
+    """Refuse to listen where other hosts can connect without a secret of the job: that of a user is one host's. Raises
+    ConfigError."""
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
-    if not loopback and not secret:
+    if not loopback and (not secret or isinstance(secret, UserSecret)):
         raise ConfigError(
-            f"refusing to listen at {host}, which other hosts may reach, without a secret: set PRPC_SECRET_FILE to a file that "
-            "only this job can read (or pass secret=), or listen at 127.0.0.1"
+            f"refusing to listen at {host}, which other hosts may reach, without a secret of the job: set PRPC_SECRET_FILE to a "
+            "file that only this job can read (or pass secret=), or listen at 127.0.0.1"
         )
 
 

@@ -10,7 +10,7 @@
     this process ends, or Ctrl-C         the same; a kill -9 too: the kernel sends them SIGTERM then
 
 The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process group of its own, which is what
-the signals go to: what a process started ends with it.
+the signals go to: what a process started ends with it. Where the environment gives no secret, they get one of this job by theirs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -28,7 +29,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from prpc_engine.config import has_secret
 from prpc_engine.errors import ConfigError
+from prpc_engine.user_secret import SECRET_BYTES
 
 JOB_S_MAX = 2_000_000  # 23 days: what epoll can wait, its milliseconds being 31 bits
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -100,6 +103,8 @@ class Job:
         self._watched = selectors.DefaultSelector()
         self._ended: list[Ended] = []
         self._is_ending = False
+        # Of this job alone, where nobody has said which: processes of other jobs of this user are strangers.
+        self._own = {} if has_secret() else {"PRPC_SECRET": secrets.token_hex(SECRET_BYTES)}
 
     def start(
         self,
@@ -115,7 +120,7 @@ class Job:
         self._start(_Place(name, arguments, environment, serves, attempt_variable))
 
     def _start(self, place: _Place) -> None:
-        environment = dict(place.environment)
+        environment = {**place.environment, **self._own}
         if place.attempt_variable is not None:
             environment[place.attempt_variable] = str(place.attempt)
         try:

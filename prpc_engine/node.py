@@ -25,7 +25,10 @@ from prpc_engine.config import TlsSettings, check_exposure, tcp_checksum_from, t
 from prpc_engine.paths import Choice, Paths, Refusal
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
+from prpc_engine.user_secret import UserSecret
 from shard import (
+    JOB_SECRET,
+    USER_SECRET,
     AddressInUseError,
     AuthenticationError,
     ClosedError,
@@ -122,7 +125,13 @@ class Node:
         self._guard = threading.Lock()
         self.pid = os.getpid()
         self._closed = False
-        identity = Identity(secret=secret, incarnation=secrets.randbits(63) | 1, limits=limits, tcp_checksum=tcp_checksum_from())
+        identity = Identity(
+            secret=secret,
+            incarnation=secrets.randbits(63) | 1,
+            limits=limits,
+            tcp_checksum=tcp_checksum_from(),
+            secret_name=USER_SECRET if isinstance(secret, UserSecret) else JOB_SECRET,
+        )
         self._memory = MemoryTransport(identity, slab)
         control = replace(identity, limits=replace(limits, connections_per_peer=1))  # to a master, whose messages are all small
         self._advertise = advertise

@@ -88,7 +88,7 @@ class RpcService:
     advertise   "host" or "host:port" where others reach this node, if not at what it binds (for every address: the one that
                 faces the master); its shards have ports of their own
     transports  which may be used, in order of preference, else PRPC_TRANSPORTS ("tcp,shm"), else shm, unix, tcp
-    secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
+    secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
     timeout_s   for the master to answer
     tls         TLS for tcp, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of PRPC_CONFIG, else none
     allow       who may call which methods of servers made here, else [[allow]] of PRPC_CONFIG, else whoever is in the job

@@ -40,7 +40,7 @@ from shard.group import ShardGroup
 from shard.group_statistics import GroupStatistics, ShardStatistics
 from shard.handle import Ring
 from shard.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
-from shard.identity import PeerIdentity
+from shard.identity import JOB_SECRET, USER_SECRET, PeerIdentity
 from shard.idle import polling_enabled
 from shard.leases import held_by_this_process
 from shard.limits import DEFAULT_LIMITS, Limits
@@ -69,8 +69,10 @@ __all__ = [
     "BULK",
     "CONTEXT",
     "DEFAULT_LIMITS",
+    "JOB_SECRET",
     "LATENCY",
     "STALL_BUDGET_S",
+    "USER_SECRET",
     "VALUE",
     "AddressInUseError",
     "AuthenticationError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-JOB_SECRET = "job"  # the name of the one secret that a node has
+JOB_SECRET, USER_SECRET = "job", "user"  # names of the one secret that a node has: given to a job, or a user's own on this host
 
 
 @dataclass(frozen=True)

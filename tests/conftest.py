@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -26,7 +28,18 @@ settings.load_profile("patient")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What tests make for their user is not the developer's; processes that they start inherit this, workers of pytest-xdist too.
+_own_home = None if "PRPC_TEST_HOME" in os.environ else tempfile.mkdtemp(prefix="prpc-test-home-")
+if _own_home is not None:
+    os.environ["PRPC_TEST_HOME"] = os.environ["PRPC_HOME"] = _own_home
+
 __all__ = ["_started_once", "_uvloop_has_begun", "clock", "fifo", "loop", "nothing_is_left_behind", "seed", "tell"]
+
+
+def pytest_unconfigure() -> None:
+    """Whoever has made the folder removes it."""
+    if _own_home is not None:
+        shutil.rmtree(_own_home, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

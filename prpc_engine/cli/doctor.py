@@ -32,7 +32,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array: fact, value, verdict, advice")
     parser.add_argument("--peer", metavar="ADDRESS", help="host:port of a service or a master, or its shm:// address")
     parser.add_argument(
-        "--secret-file", metavar="F", help="the job's secret for --peer (default: PRPC_SECRET_FILE, else PRPC_SECRET, else none)"
+        "--secret-file",
+        metavar="F",
+        help="the job's secret for --peer (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this user's)",
     )
 
 

@@ -35,6 +35,7 @@ from prpc_engine.config import (
 )
 from prpc_engine.endpoint_map_file import load_data_endpoints
 from prpc_engine.errors import ConfigError
+from prpc_engine.user_secret import UserSecret
 from shard import Slab, huge_page_policy, polling_enabled
 
 DEFAULT = "default"
@@ -53,8 +54,9 @@ OF_TASKS: tuple[network.Variable[Any], ...] = (
     network.FLOW_CONTROL_MAX,
     network.TENSOR_FUSE,
 )
-# Those that are read elsewhere and have no line here: a test's, a name for segments, and what only a TensorFlow task reads.
-ELSEWHERE = ("PRPC_FAILPOINTS", "PRPC_JOB", "PRPC_TF_PLANE")
+# Those that are read elsewhere and have no line here: a test's, where the user's secret is, a name for segments, and what only a
+# TensorFlow task reads.
+ELSEWHERE = ("PRPC_FAILPOINTS", "PRPC_HOME", "PRPC_JOB", "PRPC_TF_PLANE")
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _of_engine() -> Iterator[Setting]:
         yield _setting(name, read, DEFAULT if text is None else f"{variable}={text!r}")
     # Never the secret itself.
     by = next((name for name in _SECRET if os.environ.get(name)), DEFAULT)
-    yield _setting("secret", lambda: "set" if secret_from(None) else "none", by)
+    yield _setting("secret", _secret_kind, by)
 
 
 def _of_file() -> Iterator[Setting]:
@@ -142,6 +144,11 @@ def _of_file() -> Iterator[Setting]:
     by = [f"{name}={os.environ[name]!r}" for name in TLS_VARIABLES.values() if os.environ.get(name)]
     yield _setting("tls", lambda: tls_from(None, _secret_or_none()) or "none", ", ".join(by) or origin("tls"))
     yield _setting("allow", lambda: f"{len(allow_from(None).rules)} rules", origin("allow"))
+
+
+def _secret_kind() -> str:
+    secret = secret_from(None)
+    return "this user's own on this host" if isinstance(secret, UserSecret) else "set" if secret else "none"
 
 
 def _secret_or_none() -> bytes:

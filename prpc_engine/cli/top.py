@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--once", action="store_true", help="two looks, an interval apart, one table, and no more")
     parser.add_argument("--json", action="store_true", help="one JSON object a line: time_s, and rows with the columns' names")
     parser.add_argument(
-        "--secret-file", metavar="F", help="the job's secret (default: PRPC_SECRET_FILE, else PRPC_SECRET, else none)"
+        "--secret-file", metavar="F", help="the job's secret (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this user's)"
     )
 
 

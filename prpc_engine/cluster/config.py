@@ -22,7 +22,7 @@ class ServerConfig:
                   NETWORK_PS_CORE_NUMBER or NETWORK_WORKER_CORE_NUMBER say, where they are set, say more than 1, and leave a core
                   to the application; else 0
     transports    for data, in order of preference; None: shm, unix, tcp. Control is tcp
-    secret        the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
+    secret        the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
     limits, tls   as of RpcService
     tensors_max   tensors and requests that may wait here; None: as REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE says, else 65,536
     bytes_max     of the tensors that may wait here

@@ -95,7 +95,7 @@ class MasterClient:
 
     address      "host:port" of the master
     root         whose tree, a name: jobs with different roots share a master and see nothing of each other
-    secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
+    secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
     lease_s      how long what this client owns outlives its silence: a host that vanished is noticed after so many seconds. A
                  process that ended on the master's host is noticed at once
     heartbeat_s  between signs of life; None: a fifth of the lease

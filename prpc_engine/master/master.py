@@ -36,7 +36,7 @@ class Master:
     """A master in this process, served by a thread of its own. A context manager.
 
     address  "host:port" to listen at; port 0 takes any free one, and `.address` says which
-    secret   the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET
+    secret   the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
     journal  a folder to remember in; None: what it knows ends with it, and its clients join the next one anew
     sync     see Journal
     stall_budget_s  a request that keeps the master from others for more seconds is named in the log; math.inf: none is

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from shard.callers import Callers
 from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
-from shard.identity import PeerIdentity
+from shard.identity import JOB_SECRET, PeerIdentity
 from shard.limits import Limits
 from shard.reactor import Reactor
 
@@ -259,6 +259,7 @@ class Node:
     incarnation: int
     limits: Limits
     tcp_checksum: bool = False  # wish checksums of every tcp connection without TLS (checked.py); the peer may, too
+    secret_name: str = JOB_SECRET  # what who proves it is said to hold
     callers: Callers = field(default_factory=Callers, repr=False, compare=False)  # who is who over several connections
 
 

@@ -36,7 +36,7 @@ from shard.handshake import (
     Lane,
     check_protocol,
 )
-from shard.identity import JOB_SECRET, PeerIdentity
+from shard.identity import PeerIdentity
 from shard.reactor import Reactor
 from shard.timers import Timer
 from shard.transport import Node
@@ -134,7 +134,7 @@ def identity_of(sock: socket.socket, node: Node) -> PeerIdentity:
     """What the peer has proved, once the handshake is over."""
     return PeerIdentity(
         subjects=sock.subjects() if isinstance(sock, TlsSocket) else (),
-        secret=JOB_SECRET if node.secret else "",
+        secret=node.secret_name if node.secret else "",
         same_user=sock.family == socket.AF_UNIX and credentials(sock)[1] == os.getuid(),
     )
 

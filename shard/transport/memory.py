@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shard.errors import LocalProtocolError, PeerLostError, ShardError, UnreachableError
 from shard.frame import check_blocks
-from shard.identity import JOB_SECRET, PeerIdentity
+from shard.identity import PeerIdentity
 from shard.limits import Limits
 from shard.reactor import Reactor
 from shard.slab import Slab
@@ -204,7 +204,7 @@ class MemoryTransport(Transport):
         reactor, accept = found
         ours, theirs = pair(self._node.limits, self._slab, self._weather)
         ours.peer_incarnation = theirs.peer_incarnation = self._node.incarnation
-        secret = JOB_SECRET if self._node.secret else ""
+        secret = self._node.secret_name if self._node.secret else ""
         ours.peer_identity = theirs.peer_identity = PeerIdentity(secret=secret, same_user=True)
 
         def arrive() -> None:

@@ -27,7 +27,7 @@ from tests.network.proxy import set_buffers
 from tests.network.stingy import be_stingy
 from tests.program import PATIENCE_S, Program
 
-SECRET = b"secret"
+SECRET = b"a secret of these tests"
 
 
 def limits(handshake_s: float = 5.0, bulk_lanes: int = 0) -> Limits:

@@ -23,7 +23,7 @@ from shard import Limits
 from tests.program import PATIENCE_S, ROOT, Program
 
 NAME = "works"
-SECRET = "secret"
+SECRET = "a secret of these tests"
 
 
 def pattern(start: int, nbytes: int) -> NDArray[np.uint8]:

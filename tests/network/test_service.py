@@ -72,11 +72,11 @@ def test_a_node_and_its_shards_are_listed_under_the_host_that_is_advertised(adve
 
 @pytest.mark.parametrize(("bind", "told"), [("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("127.0.0.2:0", "127.0.0.2")])
 def test_who_binds_every_address_tells_the_one_that_faces_the_master(bind: str, told: str) -> None:
-    with Master(secret="s") as master, RpcService(master.address, bind=bind, secret="s", transports=["tcp"]) as service:
+    with Master(secret=SECRET) as master, RpcService(master.address, bind=bind, secret=SECRET, transports=["tcp"]) as service:
         service.create_server("works", {"one": lambda: 1})
         (entry,) = service._lookup("works", 1, PATIENCE_S)
         assert entry.addresses[-1] == f"tcp://{told}:{service.address.rpartition(':')[2]}"
-        with RpcService(master.address, secret="s", transports=["tcp"]) as other:
+        with RpcService(master.address, secret=SECRET, transports=["tcp"]) as other:
             assert other.create_client("works").call("one") == 1
 
 

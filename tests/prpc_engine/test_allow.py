@@ -12,6 +12,7 @@ from shard.identity import PeerIdentity
 
 NOBODY = PeerIdentity()
 HOLDER = PeerIdentity(secret="job")
+USER = PeerIdentity(secret="user")
 LOCAL = PeerIdentity(secret="job", same_user=True)
 WORKER = PeerIdentity(subjects=("worker-3", "worker-3.example", "spiffe://example/worker-3"), secret="job")
 
@@ -27,8 +28,9 @@ def test_without_rules_everyone_who_got_in_may_call_everything() -> None:
 @pytest.mark.parametrize(
     ("who", "lets"),
     [
-        ("any", [NOBODY, HOLDER, LOCAL, WORKER]),
+        ("any", [NOBODY, HOLDER, USER, LOCAL, WORKER]),
         ("secret:job", [HOLDER, LOCAL, WORKER]),
+        ("secret:user", [USER]),
         ("user:same", [LOCAL]),
         ("tls:worker-3", [WORKER]),
         ("tls:worker-*", [WORKER]),
@@ -42,7 +44,7 @@ def test_without_rules_everyone_who_got_in_may_call_everything() -> None:
 )
 def test_a_rule_lets_those_it_names_and_nobody_else(who: str, lets: list[PeerIdentity]) -> None:
     allow = AllowList([Rule("kv", (who,))])
-    assert [one for one in (NOBODY, HOLDER, LOCAL, WORKER) if may(allow, one)] == lets
+    assert [one for one in (NOBODY, HOLDER, USER, LOCAL, WORKER) if may(allow, one)] == lets
 
 
 def test_a_rule_speaks_of_its_methods_only() -> None:
@@ -95,7 +97,7 @@ def test_what_is_remembered_is_bounded_and_stays_right() -> None:
         ([{"service": "kv", "who": ["any"], "methods": [1]}], "methods = [1]: a list of texts"),
         (
             [{"service": "kv", "who": ["root"]}],
-            "who = 'root' in the rule for service 'kv': allowed are any, secret:job, user:same",
+            "who = 'root' in the rule for service 'kv': allowed are any, secret:job, secret:user, user:same",
         ),
         ([{"service": "kv", "who": ["tls:"]}], "who = 'tls:'"),
         ([{"service": "kv", "who": ["secret:other"]}], "who = 'secret:other'"),

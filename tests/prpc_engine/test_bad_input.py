@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import prpc_engine
-from prpc_engine import Master, RpcClient, RpcService, errors
+from prpc_engine import NO_SECRET, Master, RpcClient, RpcService, errors
+from prpc_engine.config import secret_from
 from shard import DEFAULT_LIMITS, Limits, usable_cores
 from shard.handshake import HELLO, PROOF_BYTES, Connector
 from tests.ports import address_of, hold_port
@@ -291,24 +292,24 @@ def test_a_taken_port_is_named_with_what_to_do(world: World) -> None:
 
 
 def test_another_secret_is_refused_by_name() -> None:
-    with Master(secret="right") as master:
-        for wrong in ("wrong", ""):
+    with Master(secret="the right secret") as master:
+        for wrong in ("the wrong secret", NO_SECRET, None):
             with refused(errors.AuthenticationFailed, "the master", master.address, "secret", "PRPC_SECRET_FILE"):
                 RpcService(master=master.address, secret=wrong)
-        with RpcService(master=master.address, secret=b"right") as service:
+        with RpcService(master=master.address, secret=b"the right secret") as service:
             service.create_server("test", Plain())
             assert service.create_client("test").call("echo", 1) == 1
     with Master() as master, refused(errors.AuthenticationFailed, "the master"):
-        RpcService(master=master.address, secret="unwanted")
+        RpcService(master=master.address, secret="an unwanted secret")
 
 
 def test_listening_to_other_hosts_takes_a_secret(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "example.org:0"):
-        with refused(errors.ConfigError, "refusing to listen", "without a secret", "PRPC_SECRET_FILE", "127.0.0.1"):
+        with refused(errors.ConfigError, "refusing to listen", "without a secret of the job", "PRPC_SECRET_FILE", "127.0.0.1"):
             Master(address)
         with refused(errors.ConfigError, "refusing to listen", "without a secret"):
             RpcService(master=world.master.address, bind=address)
-    monkeypatch.setenv("PRPC_SECRET", "s")
+    monkeypatch.setenv("PRPC_SECRET", "a secret of this test")
     with Master("0.0.0.0:0"):
         pass
 
@@ -348,10 +349,10 @@ def test_an_impossible_number_of_shards_is_refused_with_the_bounds(world: World,
 
 
 def authenticated_socket(address: str) -> socket.socket:
-    """Connected over tcp and past the handshake, as a peer without a secret."""
+    """Connected over tcp and past the handshake, as a process of this user."""
     host, port = address.rsplit(":", 1)
     sock = socket.create_connection((host, int(port)), PATIENCE_S)
-    exchange = Connector(b"", 1, 1, secrets.token_bytes(32))
+    exchange = Connector(secret_from(None), 1, 1, secrets.token_bytes(32))
     sock.sendall(exchange.start())
     answer = sock.recv(HELLO.size + PROOF_BYTES, socket.MSG_WAITALL)
     sock.sendall(exchange.feed(answer))

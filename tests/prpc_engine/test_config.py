@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from prpc_engine.config import (
+    SECRET_LENGTH_MIN,
     SLAB_BYTES_MAX,
     TRANSPORTS,
     check_exposure,
@@ -18,6 +19,7 @@ from prpc_engine.config import (
 )
 from prpc_engine.errors import ConfigError
 from prpc_engine.master.master import host_and_port
+from prpc_engine.user_secret import NO_SECRET, UserSecret
 from shard import DEFAULT_LIMITS, Limits
 
 
@@ -46,16 +48,37 @@ def test_transports_that_are_not_asked_for_come_from_the_environment(monkeypatch
 
 
 def test_the_secret_is_the_argument_then_the_file_then_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert secret_from(None) == b""
-    monkeypatch.setenv("PRPC_SECRET", "variable")
-    assert secret_from(None) == b"variable"
+    assert isinstance(secret_from(None), UserSecret)
+    monkeypatch.setenv("PRPC_SECRET", "from the variable")
+    assert secret_from(None) == b"from the variable"
     path = tmp_path / "secret"
-    path.write_text("file\n")
+    path.write_text("from the one file\n")
     monkeypatch.setenv("PRPC_SECRET_FILE", str(path))
-    assert secret_from(None) == b"file", "without the newline that editors add"
-    assert secret_from("größe") == "größe".encode()
-    assert secret_from(b"\0bytes") == b"\0bytes"
-    assert secret_from("") == b"", "none, whatever the environment says"
+    assert secret_from(None) == b"from the one file", "without the newline that editors add"
+    assert secret_from("große größe größen") == "große größe größen".encode()
+    assert secret_from(b"\0bytes" * 3) == b"\0bytes" * 3
+    assert secret_from(NO_SECRET) == b"", "none, whatever the environment says"
+
+
+def test_a_secret_that_could_be_guessed_is_refused_wherever_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    short = "x" * (SECRET_LENGTH_MIN - 1)
+    said = f"a secret of {SECRET_LENGTH_MIN - 1} bytes, at least {SECRET_LENGTH_MIN} are expected.*openssl rand"
+    for given in (short, short.encode()):
+        with pytest.raises(ConfigError, match=f"^secret=: {said}"):
+            secret_from(given)
+    with pytest.raises(ConfigError, match=r"a secret of 0 bytes.*secret=NO_SECRET asks for none"):
+        secret_from("")
+    monkeypatch.setenv("PRPC_SECRET", short)
+    with pytest.raises(ConfigError, match=f"^PRPC_SECRET: {said}") as raised:
+        secret_from(None)
+    assert short not in str(raised.value)
+    (tmp_path / "short").write_text(short + "\n")
+    with pytest.raises(ConfigError, match=f"^secret file .*short': {said}"):
+        secret_from(None, str(tmp_path / "short"))
+    monkeypatch.setenv("PRPC_SECRET", short + "x")
+    assert secret_from(None) == (short + "x").encode()
 
 
 def test_a_secret_file_without_a_secret_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -85,7 +108,7 @@ def test_loopback_needs_no_secret(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 def test_anything_else_needs_one(host: str) -> None:
     check_exposure(host, b"s")
-    with pytest.raises(ConfigError, match=f"refusing to listen at {host}, .* without a secret: set PRPC_SECRET_FILE"):
+    with pytest.raises(ConfigError, match=f"refusing to listen at {host}, .* without a secret of the job: set PRPC_SECRET_FILE"):
         check_exposure(host, b"")
 
 

@@ -99,16 +99,16 @@ def test_a_job_whose_nodes_all_have_tls_works_and_who_has_none_is_kept_out(
 ) -> None:
     set_tls(files)
     with (
-        Master(secret=b"s") as master,
-        RpcService(master=master.address, transports=["tcp"], secret=b"s") as server,
-        RpcService(master=master.address, transports=["tcp"], secret=b"s") as client,
+        Master(secret=b"a secret of this test") as master,
+        RpcService(master=master.address, transports=["tcp"], secret=b"a secret of this test") as server,
+        RpcService(master=master.address, transports=["tcp"], secret=b"a secret of this test") as client,
     ):
         server.create_server("plain", Plain())
         assert client.create_client("plain").call("echo", "through TLS") == "through TLS"
         for name in ("PRPC_TLS_CERT", "PRPC_TLS_KEY", "PRPC_TLS_CA"):
             monkeypatch.delenv(name)
         with pytest.raises(errors.AuthenticationFailed, match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT"):
-            RpcService(master=master.address, transports=["tcp"], secret=b"s")
+            RpcService(master=master.address, transports=["tcp"], secret=b"a secret of this test")
 
 
 def test_certificates_that_do_not_fit_are_named_at_the_start(
@@ -116,4 +116,4 @@ def test_certificates_that_do_not_fit_are_named_at_the_start(
 ) -> None:
     set_tls(files._replace(key=Authority(tmp_path / "other").issue("x").key))
     with pytest.raises(ConfigError, match="KEY_VALUES_MISMATCH"):
-        Master(secret=b"s")
+        Master(secret=b"a secret of this test")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcService, errors
+from prpc_engine import NO_SECRET, Master, RpcService, errors
 
 SECRET = b"a secret of this test, long enough"
 
@@ -46,8 +46,8 @@ def test_any_object_passes_where_both_sides_agreed_to_pickles() -> None:
 
 
 def test_pickles_need_a_secret() -> None:
-    with Master("127.0.0.1:0") as master, pytest.raises(errors.ConfigError, match="needs a secret of the job"):
-        RpcService(master.address, allow_pickle=True)
+    with Master("127.0.0.1:0", secret=NO_SECRET) as master, pytest.raises(errors.ConfigError, match="needs a secret of the job"):
+        RpcService(master.address, allow_pickle=True, secret=NO_SECRET)
 
 
 def test_compressed_messages_arrive_as_they_were() -> None:
@@ -64,5 +64,5 @@ def test_compressed_messages_arrive_as_they_were() -> None:
 
 
 def test_a_compression_that_is_not_there_is_refused_by_name() -> None:
-    with Master("127.0.0.1:0") as master, pytest.raises(errors.ConfigError, match="squeeze"):
+    with Master("127.0.0.1:0", secret=NO_SECRET) as master, pytest.raises(errors.ConfigError, match="squeeze"):
         RpcService(master.address, compression="squeeze")

@@ -13,6 +13,9 @@ import multiprocess
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
+from prpc_engine.config import NO_SECRET_TEXT, SECRET_LENGTH_MIN
+from prpc_engine.errors import ConfigError
+from prpc_engine.user_secret import folder_of_user, user_secret
 
 NOFILE_SMALL = 1024  # a peer over shared memory takes some six: its socket, and segments with their mappings
 NOFILE_TOO_SMALL = 128
@@ -69,11 +72,18 @@ def secret(host: Host) -> Iterator[Finding]:
     path = os.environ.get("PRPC_SECRET_FILE")
     if path:
         yield from _secret_file(Path(path))
+    elif os.environ.get("PRPC_SECRET") == NO_SECRET_TEXT:
+        advice = "every user of this host may call what is served here: unset PRPC_SECRET"
+        yield Finding("job secret", f"none, as PRPC_SECRET={NO_SECRET_TEXT} asks for", "warn", advice)
     elif os.environ.get("PRPC_SECRET"):
         advice = "other processes of this user can read it there: PRPC_SECRET_FILE with mode 0600 is better"
         yield Finding("job secret", "from PRPC_SECRET", "ok", advice)
     else:
-        yield Finding("job secret", "none: services listen on this host alone")
+        try:
+            user_secret()
+            yield Finding("job secret", f"this user's own, in {folder_of_user()}: services listen on this host alone")
+        except ConfigError as error:
+            yield Finding("job secret", str(error), "bad", "or set PRPC_SECRET_FILE")
 
 
 def _secret_file(path: Path) -> Iterator[Finding]:
@@ -83,8 +93,9 @@ def _secret_file(path: Path) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("job secret", f"{where}: {error.strerror}", "bad", "make it: (umask 077; openssl rand -hex 32 > FILE)")
         return
-    if not os.access(path, os.R_OK) or not status.st_size:
-        yield Finding("job secret", f"{where}: empty, or not ours to read", "bad", "let it hold the job's secret, mode 0600")
+    if not os.access(path, os.R_OK) or status.st_size < SECRET_LENGTH_MIN:
+        advice = f"let it hold the job's secret, of {SECRET_LENGTH_MIN} bytes at least, mode 0600"
+        yield Finding("job secret", f"{where}: empty, too short, or not ours to read", "bad", advice)
     elif stat.S_IMODE(status.st_mode) & 0o077:
         yield Finding("job secret", f"{where}: others may read it", "warn", f"chmod 600 {path}")
     else:

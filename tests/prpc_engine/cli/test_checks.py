@@ -198,7 +198,12 @@ def test_a_loopback_that_is_down_is_bad(monkeypatch: pytest.MonkeyPatch) -> None
     assert (finding.value, finding.verdict) == ("Cannot assign requested address", "bad")
 
 
-@pytest.mark.parametrize(("mode", "text", "verdict"), [(0o600, "secret", "ok"), (0o644, "secret", "warn"), (0o600, "", "bad")])
+LONG = "a secret of this test"
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "verdict"), [(0o600, LONG, "ok"), (0o644, LONG, "warn"), (0o600, "", "bad"), (0o600, "short", "bad")]
+)
 def test_a_secret_file_is_for_its_owner_alone(
     tmp_path: Path, mode: int, text: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,7 @@ def test_doctor_never_shows_a_secret(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("swordfish")
     assert "swordfish" not in prpc("doctor", "--json", PRPC_SECRET_FILE=str(file)).stdout
-    assert "swordfish" not in prpc("doctor", "--json", PRPC_SECRET="swordfish").stdout
+    assert "swordfish" not in prpc("doctor", "--json", PRPC_SECRET="swordfish-swordfish").stdout
 
 
 @pytest.fixture

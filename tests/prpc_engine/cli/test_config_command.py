@@ -72,7 +72,7 @@ def test_each_setting_says_where_it_comes_from(
     environment = {
         "PRPC_CONFIG": str(file),
         "PRPC_TRANSPORTS": "tcp",
-        "PRPC_SECRET": "swordfish",
+        "PRPC_SECRET": "swordfish-swordfish",
         "NETWORK_PS_CORE_NUMBER": "8",
         "TF_CONFIG": CLUSTER,
     }

@@ -16,7 +16,7 @@ from prpc_engine.errors import ConfigError
 from tests.prpc_engine.cli.test_commands import prpc
 from tests.shard.small_memory import run_with_memory
 
-SECRET = "swordfish"
+SECRET = "swordfish-swordfish"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_nobody_at_the_address_and_another_secret_are_one_line_each(service: Rpc
     assert nobody.returncode == 1
     assert nobody.stderr == "prpc: 127.0.0.1:1 cannot be reached: tcp: nobody listens at tcp://127.0.0.1:1: Connection refused\n"
     wrong = tmp_path / "wrong"
-    wrong.write_text("mackerel\n")
+    wrong.write_text("mackerel-mackerel\n")
     refused = prpc("doctor", "--peer", service.address, "--secret-file", str(wrong), PRPC_SECRET=SECRET)
     assert refused.returncode == 1
     assert "does not hold the same secret" in refused.stderr

@@ -263,8 +263,8 @@ def test_a_deadline_ends_a_wait_for_a_ps_that_is_not_up(host: str, caplog: pytes
 def test_a_task_with_another_secret_is_told_at_once(host: str) -> None:
     cluster = cluster_at(host, ps=1, worker=1)
     with (
-        Server(cluster, "ps", 0, config=ServerConfig(secret="one")),
-        Server(cluster, "worker", 0, config=ServerConfig(secret="two")) as worker,
+        Server(cluster, "ps", 0, config=ServerConfig(secret="the secret of one job")),
+        Server(cluster, "worker", 0, config=ServerConfig(secret="the secret of another job")) as worker,
         pytest.raises(AuthenticationFailed),
     ):
         worker.recv("first", source=PS0, step=0)

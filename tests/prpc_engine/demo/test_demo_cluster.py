@@ -235,7 +235,7 @@ def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(monkeypatc
 
 
 def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Master(secret="demo") as master, RpcService(master.address, secret="demo") as director:
+    with Master(secret="a secret of this test") as master, RpcService(master.address, secret="a secret of this test") as director:
 
         def lose_both(service: RpcService, job: Job, timeout_s: float) -> None:
             director.close()
@@ -245,7 +245,7 @@ def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: p
         monkeypatch.setattr(roles, "load_flights", lambda: None)
         monkeypatch.setattr(roles, "connect_tables", lose_both)
         with pytest.raises(SystemExit):
-            run_worker(Job(master.address, 1, 0, 1, False, "demo", Settings()), 0)
+            run_worker(Job(master.address, 1, 0, 1, False, "a secret of this test", Settings()), 0)
 
 
 def test_a_killed_demo_takes_its_processes_with_it() -> None:
