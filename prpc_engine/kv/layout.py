@@ -29,6 +29,7 @@ class Dense:
     shape: tuple[int, ...]
     slices: tuple[tuple[int, int, int], ...]
     feedback: tuple[Feedback, ...] | None = field(default=None, compare=False)  # of each slice, where gradients are compressed
+    nonfinite: str = field(default="refuse", compare=False)  # gradients.py
     epoch: int = field(default=0, compare=False)  # epochs.py
     asked: str = field(default="", compare=False)  # what requests call the table
 
@@ -41,6 +42,7 @@ class Sparse:
     compression: Compressor | None = None
     cache: RowCache | None = field(default=None, compare=False)  # of this worker
     is_paced: bool = False  # by the pushes of each worker, which every server counts: so it gets one also when it owns no key
+    nonfinite: str = field(default="refuse", compare=False)  # gradients.py
     epoch: int = field(default=0, compare=False)  # epochs.py
     asked: str = field(default="", compare=False)  # what requests call the table
 
@@ -49,13 +51,13 @@ def layout_of(specs: Mapping[int, TableSpec], cache: RowCache | None = None) -> 
     """The layout of a table of which each partition has what `specs` says, and a worker these rows."""
     first = next(iter(specs.values()))
     if isinstance(first, SparseSpec):
-        return Sparse(first.dim, first.compression, cache, first.consistency is not None)
+        return Sparse(first.dim, first.compression, cache, first.consistency is not None, first.nonfinite)
     assert isinstance(first, DenseSpec)
     slices = [(index, spec.begin, spec.end) for index, spec in specs.items() if isinstance(spec, DenseSpec)]
     feedback = None
     if first.compression is not None:
         feedback = tuple(Feedback(first.compression, (end - begin, *first.shape[1:])) for _, begin, end in slices)
-    return Dense(tuple(first.shape), tuple(slices), feedback)
+    return Dense(tuple(first.shape), tuple(slices), feedback, first.nonfinite)
 
 
 def spread(whole: TableSpec, partitions: int) -> dict[int, TableSpec]:

@@ -30,10 +30,11 @@ import numpy.typing as npt
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import schedule
+from prpc_engine.kv.gradients import GRADIENT_MAX
 from prpc_engine.kv.schedule import Rate
 from prpc_engine.kv.spec import build, checked_number
 
-RATE_MIN = 1e-25  # of FTRL, which divides by it: z stays below the greatest float32 while sqrt(n) is below 1e12
+RATE_MIN = 1e-22  # of FTRL, which divides by it: sqrt(n) is below 2**53 (gradients.py), and z below the greatest float32
 Floats = npt.NDArray[np.float32]
 Steps = int | Floats
 
@@ -43,6 +44,7 @@ class Optimizer(ABC):
 
     name: ClassVar[str]
     state_names: ClassVar[tuple[str, ...]] = ()
+    gradient_max: ClassVar[float] = math.inf  # greater ones are taken as this: formulas square them, or add them up
     counts_steps: ClassVar[bool] = False  # whether apply() looks at `steps`: a sparse table then counts them for each row
 
     @property
@@ -125,6 +127,7 @@ class Momentum(Descent):
     """
 
     name = "momentum"
+    gradient_max = GRADIENT_MAX
     state_names = ("momentum",)
     momentum: float = 0.9
     nesterov: bool = False
@@ -152,6 +155,7 @@ class Adagrad(Descent):
     """
 
     name = "adagrad"
+    gradient_max = GRADIENT_MAX
     state_names = ("accumulator",)
     initial_accumulator: float = 0.1
     epsilon: float = 1e-7
@@ -181,6 +185,7 @@ class Adam(Descent):
     """Kingma and Ba, "Adam: a method for stochastic optimization" (ICLR 2015), algorithm 1 with its defaults."""
 
     name = "adam"
+    gradient_max = GRADIENT_MAX
     state_names = ("mean", "square")
     counts_steps = True
     beta_1: float = 0.9
@@ -221,6 +226,7 @@ class Ftrl(Descent):
     """
 
     name = "ftrl"
+    gradient_max = GRADIENT_MAX
     state_names = ("z", "n")
     beta: float = 1.0
     l1: float = 0.0

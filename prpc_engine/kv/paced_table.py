@@ -91,7 +91,9 @@ class SyncDense(Paced, DenseTable):
         return self._pace.push(self._apply, self.pull, self._received(parts))
 
     def _received(self, parts: tuple[Array, ...]) -> Array:
-        return received("push to a dense table", self._wire, parts, self.values.shape)
+        grads = received(self._whose, self._wire, parts, self.values.shape)
+        self._guard.check(self._whose, grads)  # not when it is added to those of others, who would all be refused
+        return grads
 
     def _apply(self, pushes: list[Gradients], scale: float) -> None:
         total = pushes[0][0]
@@ -115,8 +117,10 @@ class SyncSparse(Paced, SparseTable):
         return self._pace.push(self._apply, partial(self.pull, keys), *self._received(keys, parts))
 
     def _received(self, keys: Keys, parts: tuple[Array, ...]) -> Gradients:
-        check_keys("push to a sparse table", keys)
-        return keys, received("push to a sparse table", self._wire, parts, (len(keys), self.dim))
+        check_keys(self._whose, keys)
+        grads = received(self._whose, self._wire, parts, (len(keys), self.dim))
+        self._guard.check(self._whose, grads, keys)  # not when it is added to those of others, who would all be refused
+        return keys, grads
 
     def _apply(self, pushes: list[Gradients], scale: float) -> None:
         keys = np.concatenate([keys for keys, _ in pushes])
@@ -129,19 +133,19 @@ class SyncSparse(Paced, SparseTable):
 def dense_table(table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any) -> DenseTable:
     """A DenseTable(compression=compression, **settings) of that name, in the model that `consistency` says."""
     if isinstance(consistency, Sync):
-        return SyncDense(Steps(table, consistency), compression, **settings)
+        return SyncDense(Steps(table, consistency), compression, name=table, **settings)
     if isinstance(consistency, Ssp):
-        return SspDense(Bound(table, consistency), compression=compression, **settings)
-    return DenseTable(compression=compression, **settings)
+        return SspDense(Bound(table, consistency), compression=compression, name=table, **settings)
+    return DenseTable(compression=compression, name=table, **settings)
 
 
 def sparse_table(table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any) -> SparseTable:
     """A SparseTable(compression=compression, **settings) of that name, in the model that `consistency` says."""
     if isinstance(consistency, Sync):
-        return SyncSparse(Steps(table, consistency), compression, **settings)
+        return SyncSparse(Steps(table, consistency), compression, name=table, **settings)
     if isinstance(consistency, Ssp):
-        return SspSparse(Bound(table, consistency), compression=compression, **settings)
-    return SparseTable(compression=compression, **settings)
+        return SspSparse(Bound(table, consistency), compression=compression, name=table, **settings)
+    return SparseTable(compression=compression, name=table, **settings)
 
 
 def _both(push: Callable[[], object], pull: Callable[[], Any]) -> Callable[[], Any]:

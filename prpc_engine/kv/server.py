@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,9 @@ from prpc_engine.kv.durable import Durable
 from prpc_engine.kv.epochs import Behind, RowsLost, outdated, parsed
 from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger, Node
 from prpc_engine.kv.paced_table import Paced
+from prpc_engine.kv.services import ServingService
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
-from prpc_engine.kv.tree import Tree
 from prpc_engine.kv.versions import with_version
 from shard import Future
 
@@ -48,21 +48,6 @@ Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]  # client, sequence, verb, table, arrays
 THIS_PROCESS = Node(0, "this process")  # as pace.py has it
-
-
-class ServingService(Protocol):
-    """What is used of prpc_engine.RpcService."""
-
-    @property
-    def shards(self) -> int:
-        """Shard processes of this service; 0 is inline."""
-
-    @property
-    def master_client(self) -> Tree:
-        """The master's tree; ConfigError: there is none."""
-
-    def create_server(self, name: str, obj: object, /, *, sharded: bool = False) -> Any:
-        """Expose obj's public methods; sharded: obj is a factory, called once in every shard."""
 
 
 class TableServer:

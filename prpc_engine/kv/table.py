@@ -30,6 +30,7 @@ from prpc_engine.kv.checks import check_keys
 from prpc_engine.kv.compression import Compressor, received
 from prpc_engine.kv.duplicates import sum_duplicates
 from prpc_engine.kv.eviction import PINNED, Eviction, Evictor
+from prpc_engine.kv.gradients import Guard
 from prpc_engine.kv.initializer import Initializer
 from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.row_store import BLOCK_ELEMENTS, RowStore
@@ -46,7 +47,8 @@ class TableStatistics:
     """What one table has done and what it holds. rows: of a sparse table the keys stored; of a dense one axis 0.
 
     Of sparse tables: keys_admitted got a row (again, if evicted before), keys_refused were pushed and got none (each push
-    of each counts), keys_evicted lost theirs.
+    of each counts), keys_evicted lost theirs. rows_skipped: left as they were by a push, as their gradient was NaN or infinite
+    (gradients.py).
     """
 
     rows: int
@@ -58,6 +60,7 @@ class TableStatistics:
     keys_admitted: int = 0
     keys_refused: int = 0
     keys_evicted: int = 0
+    rows_skipped: int = 0
 
 
 class DenseTable:
@@ -74,11 +77,15 @@ class DenseTable:
         begin: int = 0,
         dtype: npt.DTypeLike = np.float32,
         compression: Compressor | None = None,
+        nonfinite: str = "refuse",
+        name: str = "",
     ) -> None:
         self.values: npt.NDArray[Any] = np.empty(shape, dtype)
         self.before_change: Callable[[Rows | None], None] | None = None
         first, flat = begin * math.prod(shape[1:]), self.values.reshape(-1)
         self._flat = flat
+        self._whose = f"push to dense table {name!r}"
+        self._guard = Guard(nonfinite, optimizer.gradient_max)
         for done in range(0, len(flat), INITIAL_BLOCK):
             block = flat[done : done + INITIAL_BLOCK]
             numbers = np.arange(first + done, first + done + len(block), dtype=np.int64)
@@ -97,14 +104,27 @@ class DenseTable:
     def push(self, *parts: Array) -> int:
         """Apply one gradient for every element: float32 of the slice's shape, or the parts that its compression makes of that.
 
-        The version that it makes; else BadArguments, and nothing has changed.
+        The version that it makes; else BadArguments, and nothing has changed: also for gradients that are NaN or infinite, where
+        `nonfinite` says so (gradients.py).
         """
-        grads = received("push to a dense table", self._compression, parts, self.values.shape)
+        grads = received(self._whose, self._compression, parts, self.values.shape)
+        grads, stay = self._guard.admit(self._whose, grads)
         if self.before_change is not None:
             self.before_change(None)
         self._pushes += 1
         rate = self._optimizer.rate_at(self._steps)
         self._steps += 1
+        if stay is not None:
+            with np.errstate(invalid="ignore"):
+                before = [(column, column.reshape(len(stay), -1)[stay]) for column in self.columns().values()]
+                self._change(grads, rate)
+            for column, rows in before:
+                column.reshape(len(stay), -1)[stay] = rows
+        else:
+            self._change(grads, rate)
+        return self._steps
+
+    def _change(self, grads: Floats, rate: float) -> None:
         flat, flat_grads = self._flat, grads.reshape(-1)
         for begin in range(0, len(flat), BLOCK_ELEMENTS):  # blocks: what a formula needs for scratch stays in the cache
             block = slice(begin, begin + BLOCK_ELEMENTS)
@@ -112,7 +132,6 @@ class DenseTable:
             self._optimizer.apply(values, flat_grads[block], [each[block] for each in self._flat_state], rate, self._steps)
             if values.dtype != flat.dtype:
                 flat[block] = values
-        return self._steps
 
     def push_pull(self, *parts: Array) -> Floats:
         """push(), then the new values."""
@@ -128,7 +147,8 @@ class DenseTable:
         """Counters since creation. bytes: values and optimizer state."""
         rows = self.values.shape[0] if self.values.shape else 1
         size = self.values.nbytes + sum(state.nbytes for state in self._state.values())
-        return TableStatistics(rows, size, self._pulls, self._pushes, rows * self._pulls, rows * self._pushes)
+        keys = rows * self._pulls, rows * self._pushes
+        return TableStatistics(rows, size, self._pulls, self._pushes, *keys, rows_skipped=self._guard.rows_skipped)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """What there is an entry for each element of: "values", and the optimizer's state.
@@ -163,8 +183,12 @@ class SparseTable:
         eviction: Eviction | None = None,
         clock: Callable[[], float] | None = None,
         compression: Compressor | None = None,
+        nonfinite: str = "refuse",
+        name: str = "",
     ) -> None:
         self.dim = dim
+        self._whose = f"push to sparse table {name!r}"
+        self._guard = Guard(nonfinite, optimizer.gradient_max)
         self.before_change: Callable[[Rows | None], None] | None = None
         self._optimizer = optimizer
         self._compression = compression
@@ -204,11 +228,14 @@ class SparseTable:
 
         parts: grads, or what the table's compression makes of them. The version that it makes.
         """
-        check_keys("push to a sparse table", keys)
-        grads = received("push to a sparse table", self._compression, parts, (len(keys), self.dim))
-        self._pushes += 1
-        self._keys_pushed += len(keys)
+        check_keys(self._whose, keys)
+        grads, pushed = received(self._whose, self._compression, parts, (len(keys), self.dim)), len(keys)
         keys, grads = sum_duplicates(keys, grads)
+        grads, stay = self._guard.admit(self._whose, grads, keys)
+        if stay is not None:
+            keys, grads = keys[~stay], grads[~stay]
+        self._pushes += 1
+        self._keys_pushed += pushed
         rows = self._rows_for(keys)
         if self._doorkeeper is not None or self._evictor is not None:
             admitted = rows >= 0
@@ -254,6 +281,7 @@ class SparseTable:
             keys_admitted=self._keys_admitted,
             keys_refused=self._keys_refused,
             keys_evicted=self._keys_evicted,
+            rows_skipped=self._guard.rows_skipped,
         )
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:

@@ -21,6 +21,7 @@ from prpc_engine.kv.admission import Admission
 from prpc_engine.kv.compression import Compressor
 from prpc_engine.kv.consistency import Consistency
 from prpc_engine.kv.eviction import Eviction
+from prpc_engine.kv.gradients import checked_policy
 from prpc_engine.kv.initializer import Initializer
 from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.paced_table import dense_table, sparse_table
@@ -81,6 +82,7 @@ class SparseSpec(TableSpec):
     eviction: Eviction | None = None
     compression: Compressor | None = None
     consistency: Consistency | None = None
+    nonfinite: str = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +90,7 @@ class SparseSpec(TableSpec):
         checked_count(f"table {self.table!r}: dim", self.dim, at_least=1, at_most=DIM_MAX)
         self.initializer.check_width(self.dim)
         self._settle("dtype", checked_storage)
+        self._settle("nonfinite", checked_policy)
         self._settle("admission", admission.from_spec)
         self._settle("eviction", eviction.from_spec)
         self._settle("compression", compression.from_spec)
@@ -107,6 +110,7 @@ class SparseSpec(TableSpec):
             optimizer=self.optimizer,
             initializer=self.initializer,
             dtype=storage_dtype(self.dtype),
+            nonfinite=self.nonfinite,
             admission=self.admission,
             eviction=self.eviction,
             clock=clock,
@@ -128,6 +132,7 @@ class DenseSpec(TableSpec):
     dtype: str = "float32"
     compression: Compressor | None = None
     consistency: Consistency | None = None
+    nonfinite: str = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +147,7 @@ class DenseSpec(TableSpec):
         checked_count(f"table {self.table!r}: begin", self.begin, at_least=0, at_most=self.end)
         self.initializer.check_width(1)
         self._settle("dtype", checked_storage)
+        self._settle("nonfinite", checked_policy)
         self._settle("compression", compression.from_spec)
         self._settle("consistency", consistency.from_spec)
 
@@ -160,6 +166,7 @@ class DenseSpec(TableSpec):
             initializer=self.initializer,
             begin=self.begin,
             dtype=storage_dtype(self.dtype),
+            nonfinite=self.nonfinite,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,17 +40,19 @@ from prpc_engine.kv.consistency import Consistency
 from prpc_engine.kv.duplicates import sum_duplicates, unique
 from prpc_engine.kv.eviction import Eviction
 from prpc_engine.kv.future import KVFuture, PartFuture
+from prpc_engine.kv.gradients import check_finite
 from prpc_engine.kv.imbalance import Balance, WorkerLooks, balance_of, share_of
 from prpc_engine.kv.initializer import Constant, Initializer
 from prpc_engine.kv.kept import kept
-from prpc_engine.kv.lane import Address, Client, Lane, Request
+from prpc_engine.kv.lane import Address, Lane, Request
 from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, restored, rows_of, sliced, spread
 from prpc_engine.kv.mending import Mending
 from prpc_engine.kv.optimizer import Optimizer
+from prpc_engine.kv.services import CallingService
 from prpc_engine.kv.session import Session, Versioned
 from prpc_engine.kv.table import TableStatistics
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
-from prpc_engine.kv.tree import PlacementNode, Tree
+from prpc_engine.kv.tree import PlacementNode
 from prpc_engine.kv.whereabouts import Whereabouts
 from prpc_engine.service import SERVERS_PATH
 
@@ -60,21 +62,6 @@ Value = TypeVar("Value")
 ACKS = {"applied": "apply", "replicated": "apply_replicated", "durable": "apply_durable"}  # what pushes are sent to
 SAVE_TIMEOUT_S = 600.0  # of a whole checkpoint: hundreds of GB at 1 GB/s, and a slow disk's fsync
 CALL_TIMEOUT_S = 30.0  # as a call of the client itself: long enough for a busy server, short enough to be noticed
-
-
-class CallingService(Protocol):
-    """What is used of prpc_engine.RpcService."""
-
-    def create_client(self, name: str, /, *, expected_servers: int = 1, timeout_s: float = ...) -> Client:
-        """Wait until that many servers of the service are there."""
-
-    @property
-    def master_client(self) -> Tree:
-        """The master's tree, which knows tables and their epochs. Raises ConfigError where there is none."""
-
-    @property
-    def driver(self) -> Any:
-        """Who makes progress while a thread waits for one."""
 
 
 class TableWorker:
@@ -157,6 +144,7 @@ class TableWorker:
         compression: Compressor | Mapping[str, Any] | None = None,
         consistency: Consistency | Mapping[str, Any] | None = None,
         cache: Cache | Mapping[str, Any] | None = None,
+        nonfinite: str = "refuse",
         timeout_s: float | None = None,
     ) -> None:
         """Make int64 key -> row of `dim` numbers on every server, or find it there. Rows start as `initializer` says, else 0.
@@ -165,10 +153,12 @@ class TableWorker:
         (kv.Admission), else all; eviction: which rows go again (kv.Eviction), else none. compression: how gradients travel
         (kv.Cast, kv.Int8), else as they are. consistency: how far workers may run apart (kv.Sync, kv.Ssp), else as they like.
         cache: rows that this worker keeps, and reads for so long (kv.Cache), else none; it does not go with a consistency, nor
-        with monotonic. ConfigError: a value is not allowed, or another table has the name.
+        with monotonic. nonfinite: what becomes of a gradient that is NaN or infinite: "refuse" fails its push with BadArguments,
+        and nothing changes; "skip" leaves its row as it is, and counts (rows_skipped of statistics()); "apply" applies it.
+        ConfigError: a value is not allowed, or another table has the name.
         """
         start = initializer or Constant()
-        policies: Any = (admission, eviction, compression, consistency)
+        policies: Any = (admission, eviction, compression, consistency, nonfinite)
         whole = SparseSpec(table, 0, len(self._lanes), optimizer, start, dim, dtype, *policies)  # type: ignore[arg-type]
         made = RowCache.made(table, cache, dim, "monotonic" if self._is_monotonic else whole.consistency)
         self._catalog.create(spread(whole, len(self._lanes)), self._timeout(timeout_s), made)
@@ -183,6 +173,7 @@ class TableWorker:
         dtype: str = "float32",
         compression: Compressor | Mapping[str, Any] | None = None,
         consistency: Consistency | Mapping[str, Any] | None = None,
+        nonfinite: str = "refuse",
         split_bytes_min: int = DENSE_SPLIT_BYTES_MIN,
         timeout_s: float | None = None,
     ) -> None:
@@ -190,11 +181,11 @@ class TableWorker:
 
         dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. compression: how gradients travel
         (kv.Cast, kv.Int8, kv.TopK), else as they are; what a push loses by it this worker adds to the next. consistency: how
-        far workers may run apart (kv.Sync, kv.Ssp), else as they like.
+        far workers may run apart (kv.Sync, kv.Ssp), else as they like. nonfinite: as of create_sparse().
         Its rows (axis 0) are spread evenly over the servers; a tensor below `split_bytes_min` bytes lives whole on one.
         """
         start = initializer or Constant()
-        policies: Any = (compression, consistency)
+        policies: Any = (compression, consistency, nonfinite)
         whole = DenseSpec(table, 0, len(self._lanes), optimizer, start, shape, 0, 0, dtype, *policies)  # type: ignore[arg-type]
         is_cut = 4 * math.prod(whole.shape) >= split_bytes_min
         self._catalog.create(sliced(whole, len(self._lanes), is_cut), self._timeout(timeout_s))
@@ -372,7 +363,7 @@ class TableWorker:
         if isinstance(layout, Dense):
             parts = self._push_dense("push", "", table, layout, arrays, timeout_s, users)
         else:
-            keys, grads = sum_duplicates(*self._checked("push", table, layout, arrays))
+            keys, grads = self._summed("push", table, layout, *self._checked("push", table, layout, arrays))
             parts, _ = self._scatter("push", layout, keys, grads, timeout_s, users)
 
         def applied(versions: list[int]) -> None:
@@ -395,7 +386,7 @@ class TableWorker:
             join_values = partial(join, shape=layout.shape)
         else:
             asked, grads = self._checked("push_pull", table, layout, arrays)
-            keys, grads = sum_duplicates(asked, grads)
+            keys, grads = self._summed("push_pull", table, layout, asked, grads)
             which = None if keys is asked else np.searchsorted(keys, asked)
             parts, positions = self._scatter(f"push_pull{variant}", layout, keys, grads, timeout_s, users)
             join_values = rows_of(positions, len(keys), layout.dim, which)
@@ -447,7 +438,10 @@ class TableWorker:
         users: Sequence[Any],
     ) -> list[Request]:
         self._expect(verb, table, arrays, ("grads",))
-        grads = check_grads(f"{verb} to dense table {table!r}", arrays[0], layout.shape)
+        whose = f"{verb} to dense table {table!r}"
+        grads = check_grads(whose, arrays[0], layout.shape)
+        if layout.nonfinite == "refuse":
+            check_finite(whose, grads)
         if not layout.shape:
             grads = grads.reshape(1)  # one row to the servers
         method, timeout = f"{verb}_dense{variant}", self._timeout(timeout_s)
@@ -484,6 +478,12 @@ class TableWorker:
         whose = f"{verb} to sparse table {table!r}"
         keys = check_keys(whose, arrays[0])
         return keys, check_grads(whose, arrays[1], (len(keys), layout.dim))
+
+    def _summed(self, verb: str, table: str, layout: Sparse, keys: Keys, grads: Floats) -> tuple[Keys, Floats]:
+        keys, grads = sum_duplicates(keys, grads)
+        if layout.nonfinite == "refuse":  # here, so that no server has applied its part of the push
+            check_finite(f"{verb} to sparse table {table!r}", grads, keys)
+        return keys, grads
 
 
 def _partitions(parts: Sequence[Request]) -> list[int]:
