@@ -4,7 +4,8 @@ nor the reactor.
     a call that                                   waits for                         where
     goes to a server not known here               a look at the master              the look's thread (directory.py)
     goes to a server that is not connected        the connection                    Route.waiting; a connector thread, short-lived
-    failed, and may have run                      the word on its idempotence       DESCRIBE, asked of several servers at once
+    failed, and may have run; the master does     the word on its idempotence       DESCRIBE, asked of several servers at once
+      not know whether it may be repeated
     is to be tried again later                    the time                          a timer of the reactor
     is on its way again                           the answer                        the peer's table, as any call
 
@@ -83,6 +84,7 @@ class Mender:
         self._idempotent: dict[str, bool] = dict.fromkeys(idempotent, True)
         self._once: set[str] = set()  # methods that a server tells repeated calls of apart
         self._described = False
+        self._registered: frozenset[str] | None = None  # idempotent ones, as the master knows them; None: it does not
         self._describing: list[Callable[[], object]] | None = None  # who waits for the answer under way; None: nobody asked
 
     @property
@@ -418,8 +420,21 @@ class Mender:
     # -- what may be run twice -----------------------------------------------------------------------------------------
 
     def is_idempotent(self, method: str) -> bool | None:
-        """Whether it was registered so; None: no server was asked yet."""
-        return self._idempotent.get(method, False if self._described else None)
+        """Whether it was registered so; None: the master was not told, and no server was asked yet."""
+        known = self._idempotent.get(method)
+        if known is None and self._registered is not None:
+            return method in self._registered
+        return False if known is None and self._described else known
+
+    def learn(self, routes: Iterable[Route]) -> None:
+        """What the master knows of the methods of the servers there are; of those there were, while there are none. A method is
+        idempotent where all say so: any of them may be asked to run it again."""
+        marks = [route.marks for route in routes]
+        if marks:
+            told = [each for each in marks if each is not None]
+            self._once.update(*(once for _, once in told))
+            is_all = len(told) == len(marks)
+            self._registered = frozenset.intersection(*(frozenset(first) for first, _ in told)) if is_all else None
 
     def describe(self, then: Callable[[], object]) -> None:
         """Ask the servers which methods are idempotent or `once`, and call then(), even if none has answered. In the reactor."""

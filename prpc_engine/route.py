@@ -13,7 +13,7 @@ class Route:
     """See the file's head. `peer` is set by whoever connected it (mender.py), when nothing waits any more: so calls keep their
     order. `waiting` is changed under the mender's guard."""
 
-    __slots__ = ("addresses", "is_local", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
+    __slots__ = ("addresses", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
 
     def __init__(self, entry: ServerEntry, is_local: bool, owner: object = None) -> None:
         self.owner = owner  # the Directory that made it: by it a client knows its own calls in the table of a peer
@@ -22,6 +22,7 @@ class Route:
         self.is_local = is_local
         self.target = entry.target
         self.addresses = entry.addresses
+        self.marks = entry.marks
         self.peer: Peer | None = None
         self.waiting: dict[Call, None] | None = None  # in order; None: nobody connects it
         self.text = f"server {entry.server_id} of {entry.service!r} (rank {entry.rank})"

@@ -359,7 +359,10 @@ class RpcService:
 
     def _lookup(self, name: str, expected: int, timeout_s: float) -> list[ServerEntry]:
         found = self._ask_master("lookup", name, expected, timeout_s=timeout_s)
-        return [ServerEntry(name, server_id, target, rank, tuple(addresses)) for server_id, target, rank, addresses in found]
+        return [
+            ServerEntry(name, server_id, target, rank, tuple(addresses), marks)
+            for server_id, target, rank, addresses, marks in found
+        ]
 
     @property
     def address(self) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.master.registry import DEFAULT_API
+from prpc_engine.method import marks_of
 from prpc_engine.server import Server
 
 logger = logging.getLogger("prpc")
@@ -75,9 +76,11 @@ class Joined:
             try:
                 if not one.next:
                     _, one.next = ask(0, "prepare_server", one.service, one.server_id)
-                if not self._answers_to_next(first, one):
+                server = self._served.get(first)
+                if server is None or not self._answers_to_next(first, one, server):
                     continue
-                ask(one.number, "register_server", one.service, one.server_id, DEFAULT_API, -1, one.next)
+                marks = marks_of(server.describe())
+                ask(one.number, "register_server", one.service, one.server_id, DEFAULT_API, -1, one.next, marks)
             except errors.RemoteError as error:
                 logger.error(
                     "server %d of %r could not be registered again: %s", one.server_id, one.service, error.remote_message
@@ -87,11 +90,10 @@ class Joined:
             if not self._moved(first, one):
                 ask(0, "deregister_server", one.next)
 
-    def _answers_to_next(self, first: int, one: _Registered) -> bool:
+    def _answers_to_next(self, first: int, one: _Registered, server: Server) -> bool:
         """Whether that server is still wanted; then the node answers to its next target, too."""
         with self._guard:
-            server = self._served.get(first)
-            if server is None or self._servers.get(first) is not one:
+            if self._servers.get(first) is not one or self._served.get(first) is not server:
                 return False
             self._served[one.next] = server
             return True

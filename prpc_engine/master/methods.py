@@ -381,13 +381,13 @@ class MasterMethods:
         return await self._meet(asker, role_of(role), f"role {role!r}", arrival)
 
     async def _lookup(self, asker: _Asker, service: str, expected: int, api: str = DEFAULT_API) -> list[list[Any]]:
-        """[server id, target, rank, addresses] of each server, as soon as there are `expected`, or of those at the deadline."""
+        """[server id, target, rank, addresses, marks] of each server, once there are `expected`, or of those at the deadline."""
         session = asker.session
         path = f"{self._registry.full_path(session, '')}/_rpc_/{component(api)}/{component(service)}"
         while True:
             found = self._registry.servers(session, service, api)
             if len(found) >= expected or self._time_is_up(asker):
-                return [[one.server_id, one.target, one.rank, list(one.addresses)] for one in found]
+                return [[one.server_id, one.target, one.rank, list(one.addresses), one.marks] for one in found]
             await self._changed(path, asker.deadline)
 
     async def _tree_wait(self, asker: _Asker, path: str) -> list[Any]:

@@ -39,15 +39,20 @@ FIRST_TARGET = 16  # below: the master's own
 DEFAULT_API = "RpcService"
 
 
+# Of a server's methods: the names of those that are idempotent, and of those that are `once`.
+Marks = tuple[tuple[str, ...], tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class ServerEntry:
-    """One server of one service."""
+    """One server of one service. `marks` are None where it did not say: its clients ask it when they must know."""
 
     service: str
     server_id: int
     target: int
     rank: int
     addresses: tuple[str, ...]
+    marks: Marks | None = None
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -56,6 +61,7 @@ class Member(msgspec.Struct, frozen=True):
     rank: int
     addresses: tuple[str, ...]
     target: int = 0
+    marks: Marks | None = None  # of a server
 
 
 class Registry(Namespace):
@@ -151,14 +157,21 @@ class Registry(Namespace):
         return [given, self.count("#targets", self._first_target)]
 
     def register_server(
-        self, session: int, service: str, server_id: int, api: str = DEFAULT_API, rank: int = -1, target: int = 0
+        self,
+        session: int,
+        service: str,
+        server_id: int,
+        api: str = DEFAULT_API,
+        rank: int = -1,
+        target: int = 0,
+        marks: Marks | None = None,
     ) -> list[int]:
         """[server id, target, rpc_id] for a server at this session's node, or at that rank's; -1 takes the smallest id free.
         `target`: what prepare_server() gave, or 0."""
         member, full, server_id = self._place(session, api, service, server_id, rank)
         rpc_id = self.register_rpc_service(session, api, service)
         target = target or self.count("#targets", self._first_target)
-        self.put(f"{full}/{server_id}", encoded(Member(member.rank, member.addresses, target)), session)
+        self.put(f"{full}/{server_id}", encoded(Member(member.rank, member.addresses, target, marks)), session)
         return [server_id, target, rpc_id]
 
     def _place(self, session: int, api: str, service: str, server_id: int, rank: int) -> tuple[Member, str, int]:
@@ -197,7 +210,7 @@ class Registry(Namespace):
         found = []
         for name in sorted(node.children if node is not None else (), key=natural):
             one = msgspec.json.decode(self.tree.nodes[f"{full}/{name}"].value, type=Member)
-            found.append(ServerEntry(service, int(name), one.target, one.rank, one.addresses))
+            found.append(ServerEntry(service, int(name), one.target, one.rank, one.addresses, one.marks))
         return found
 
     def get_rpc_service_info(self, session: int, api: str) -> list[list[Any]]:

@@ -31,6 +31,7 @@ from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.registry import DEFAULT_API
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
+from prpc_engine.method import marks_of
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
 from shard import Future, Timer
@@ -318,7 +319,9 @@ class MasterSession:
             if self._joined is not None:
                 self._joined.registered(service, server_id, target, next(self._numbers))
 
-        asked = self.submit("register_server", service, server_id, DEFAULT_API, -1, target)
+        server = self.node.servers.get(target)
+        marks = None if server is None else marks_of(server.describe())
+        asked = self.submit("register_server", service, server_id, DEFAULT_API, -1, target, marks)
         asked.add_done_callback(partial(self._take_back_unheard, target))
         return self._when_noted(registered, asked)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcServer, RpcService, errors, idempotent
+from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcServer, RpcService, errors, idempotent, mender, once
 from prpc_engine.master.client import MasterClient
-from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.program import Program
+from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 
 pytestmark = pytest.mark.usefixtures("patient_describe", "patient_sessions")
 
@@ -216,3 +221,62 @@ def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is
     with world.client() as client:
         world.services[0].close()
         wait_until(lambda: asked() == (1,), "the client knows of one server")
+
+
+def test_what_may_be_repeated_is_known_from_the_registration_and_no_busy_server_is_asked(
+    master: Master, monkeypatch: pytest.MonkeyPatch, fifo: str
+) -> None:
+    """The server that is left is in the middle of a handler when the other one dies: it can say nothing for a while."""
+    monkeypatch.setattr(mender, "DESCRIBE_TIMEOUT_S", 0.001)
+    with (
+        Program("tests.prpc_engine.test_failover", master.address) as one,
+        Program("tests.prpc_engine.test_failover", master.address) as two,
+        RpcService(master.address) as service,
+        service.create_client("files", 2, PATIENCE_S) as client,
+    ):
+        assert [program.read_line() for program in (one, two)] == ["ready", "ready"]
+        assert client._mender.is_idempotent("read") is True
+        assert client._mender.is_idempotent("take") is False
+        assert client._mender._once == {"take"}
+        by_pid = dict(zip(client.broadcast("read", timeout_s=PATIENCE_S), client.server_ids, strict=True))
+        wait_connected(client)
+        client.submit_to(by_pid[one.pid], "keep", f"{fifo}-of-one", timeout_s=PATIENCE_S)
+        kept = client.submit_to(by_pid[two.pid], "keep", fifo, timeout_s=PATIENCE_S)
+        assert [program.read_line() for program in (one, two)] == ["busy", "busy"]
+        calls = [client.submit("read", timeout_s=PATIENCE_S) for _ in range(8)]
+        one.kill()
+        wait_until(lambda: client.statistics().retries, "another attempt at the one that is left")
+        with Path(fifo).open("w") as file:
+            file.write("enough")
+        assert kept.result(PATIENCE_S) == "enough"
+        assert {call.result(PATIENCE_S) for call in calls} == {two.pid}
+
+
+class Files:
+    """Keeps its server busy for as long as a named pipe is not written."""
+
+    def keep(self, path: str) -> str:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(path)
+        print("busy", flush=True)
+        return Path(path).read_text()
+
+    @idempotent
+    def read(self) -> int:
+        return os.getpid()
+
+    @once
+    def take(self) -> int:
+        return os.getpid()
+
+
+def serve(master: str) -> None:
+    """What such a process runs."""
+    with RpcService(master) as service:
+        service.create_server("files", Files())
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
