@@ -15,8 +15,10 @@ a descriptor of something else, a sparse file for instance, costs nothing but an
 cgroup have room for it: lack of memory is ShmFull then, and neither SIGBUS nor the out-of-memory killer later. Segments of whole
 huge pages (a slab's; never rings) get those where they are offered: huge_pages.py.
 
-Only a segment made with `keep_name=True` lies in /dev/shm, under a name, until unlink(); the name says whose it is, so that
-`collect_garbage` can tell the dead from the living:
+Only a segment made with `keep_name=True` lies in /dev/shm, under a name, until unlink(). Its maker holds a lock on the file
+(flock) for so long, which the kernel takes back when the process ends, however it ends: `collect_garbage` removes what nobody has
+locked. A pid alone would not do: in the PID namespace of another container the same number is nobody, or somebody else. What has
+no lock and a pid that lives is left alone, too: it is being made. The name says whose it is:
 
     /prpc.<uid>.<job>.<pid>.<start>.<random>     start: the owner's start time in clock ticks since boot, from /proc/pid/stat
 """
@@ -33,6 +35,7 @@ import os
 import resource
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import posix_ipc
@@ -43,7 +46,7 @@ from shard.errors import RemoteProtocolError, ShardError, ShmFull
 PREFIX = "prpc"
 MIB = 1 << 20
 SHM_FOLDER = Path("/dev/shm")
-_kept_names: dict[str, int] = {}  # segment name -> pid of the process that made it
+_kept_names: dict[str, int] = {}  # names that this process made -> a descriptor that holds the lock on each
 
 # fcntl(2), memfd_create(2); by number, for not every Python has all of the names.
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
@@ -74,13 +77,18 @@ def _new_name() -> str:
     return f"/{PREFIX}.{os.getuid()}.{job}.{pid}.{start_ticks(pid)}.{secrets.token_hex(8)}"
 
 
-def _new_file(name: str | None) -> int:
-    """An empty file without a name, to be sealed, or one in /dev/shm with a kept name; its descriptor."""
-    if name is None:
-        return _new_memfd()
-    fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
-    _kept_names[name] = os.getpid()
-    return fd
+def _new_named_file() -> tuple[str, int]:
+    """An empty file in /dev/shm under a new name, locked by this process; the name, and its descriptor."""
+    while True:
+        name = _new_name()
+        fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+        lock = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)  # opened anew: a child made by fork() shares the other
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a collector that is looking at it
+        _kept_names[name] = lock
+        if os.fstat(fd).st_nlink:
+            return name, fd
+        os.close(fd)  # it saw no lock, from another PID namespace, and took the name away
+        unlink(name)
 
 
 def _new_memfd() -> int:
@@ -156,13 +164,14 @@ class Segment:
         """
         wanted = "never" if keep_name or not huge_pages.suits(size_bytes) else huge_pages.huge_page_policy()
         offer = huge_pages.NOTHING if wanted == "never" else huge_pages.read_huge_page_offer()
-        name = _new_name() if keep_name else None
-        fd = None
+        name = fd = None
         if offer.reserved_free_bytes >= size_bytes and not offer.transparent:
             fd = huge_pages.take_reserved(size_bytes, _new_name())
         is_reserved = fd is not None
-        if fd is None:
-            fd = _new_file(name)
+        if keep_name:
+            name, fd = _new_named_file()
+        elif fd is None:
+            fd = _new_memfd()
         try:
             # failpoint: segment.opened
             if not is_reserved:
@@ -233,16 +242,26 @@ class Segment:
 
 def unlink(name: str) -> None:
     """Take a kept name away; who has it mapped is not disturbed, and a name already gone is no error."""
-    _kept_names.pop(name, None)
+    lock = _kept_names.pop(name, None)
+    if lock is not None:
+        os.close(lock)
     with contextlib.suppress(posix_ipc.ExistentialError):
         posix_ipc.unlink_shared_memory(name)
 
 
 @atexit.register
 def _unlink_kept_names() -> None:
-    for name, pid in _kept_names.copy().items():
-        if pid == os.getpid():  # a child made by fork() inherits the table, not the names
-            unlink(name)
+    for name in _kept_names.copy():
+        unlink(name)
+
+
+def _forget_kept_names() -> None:
+    """A child made by fork() inherits neither the names nor the locks, which would outlive their maker in it."""
+    while _kept_names:
+        os.close(_kept_names.popitem()[1])
+
+
+os.register_at_fork(after_in_child=_forget_kept_names)
 
 
 def _checked_size(fd: int, seals_wanted: int) -> int:
@@ -300,21 +319,42 @@ def _small_pages_text(size_bytes: int, offer: huge_pages.HugePageOffer) -> str:
     )
 
 
-def find_garbage() -> list[str]:
-    """Names of this user's segments whose process is gone. Those of other users and living processes are never named."""
-    dead = []
-    for path in SHM_FOLDER.glob(f"{PREFIX}.{os.getuid()}.*"):
-        fields = path.name.split(".")
-        if len(fields) != 6 or not fields[3].isdecimal():
+def _is_garbage(path: Path, fd: int) -> bool:
+    """Whether the process that made it is gone. While `fd` is open nobody can lock it, so an answer of True stays true."""
+    fields = path.name.split(".")
+    if len(fields) != 6 or not fields[3].isdecimal():
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return str(start_ticks(int(fields[3]))) != fields[4]
+
+
+def _each_garbage() -> Iterator[str]:
+    """Names of this user's segments whose maker is gone; each is locked until the next one is asked for."""
+    for path in sorted(SHM_FOLDER.glob(f"{PREFIX}.{os.getuid()}.*")):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # gone already, or not ours to read
             continue
-        if str(start_ticks(int(fields[3]))) != fields[4]:
-            dead.append("/" + path.name)
-    return sorted(dead)
+        try:
+            if _is_garbage(path, fd):
+                yield "/" + path.name
+        finally:
+            os.close(fd)
+
+
+def find_garbage() -> list[str]:
+    """Names of this user's segments whose process is gone. Those of other users and living processes, in whichever PID namespace,
+    are never named."""
+    return list(_each_garbage())
 
 
 def collect_garbage() -> list[str]:
     """Unlink what find_garbage() finds; the names."""
-    dead = find_garbage()
-    for name in dead:
+    removed = []
+    for name in _each_garbage():
         unlink(name)
-    return dead
+        removed.append(name)
+    return removed

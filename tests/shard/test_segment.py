@@ -315,6 +315,44 @@ def test_names_of_living_processes_are_never_garbage(maker: Maker) -> None:
 
 
 @needs_its_garbage
+def test_a_collector_in_another_pid_namespace_leaves_names_of_the_living_alone(maker: Maker) -> None:
+    """There the maker's pid is nobody's; it once took rings of other containers away."""
+    own = Segment.create(4096, keep_name=True)
+    assert own.name is not None
+    program = "from shard import collect_garbage, find_garbage\nprint(find_garbage(), collect_garbage())"
+    namespace = ["--pid", "--fork", "--mount-proc"] if os.getuid() == 0 else ["--user", "--map-current-user", "--pid", "--fork"]
+    elsewhere = ["unshare", *namespace, sys.executable, "-c", program]
+    ran = subprocess.run(elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if ran.returncode and "unshare" in ran.stderr:
+        pytest.fail(f"this machine lets us have no PID namespace of our own ({ran.stderr.strip()})", pytrace=False)
+    assert own.name not in ran.stdout
+    assert maker.name not in ran.stdout
+    assert maker.path.exists()
+    Segment.open(own.name).close()
+    maker.end(kill=True)
+    subprocess.run(elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert not maker.path.exists(), "what nobody holds goes, from there too"
+    unlink(own.name)
+    own.close()
+
+
+@needs_its_garbage
+def test_a_name_whose_maker_forked_goes_with_the_maker() -> None:
+    """The lock is the maker's: a child that lives on does not hold it."""
+    program = (
+        "import os, sys\nfrom shard.segment import Segment\nsegment = Segment.create(4096, keep_name=True)\n"
+        "if os.fork():\n    print(segment.name, flush=True)\n    os.kill(os.getpid(), 9)\nsys.stdin.read()\nos._exit(0)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as maker:
+        assert maker.stdout is not None
+        name = maker.stdout.readline().strip()
+        assert maker.wait(PATIENCE_S) == -signal.SIGKILL
+        assert name in collect_garbage()
+
+
+@needs_its_garbage
 def test_a_name_whose_pid_lives_again_as_another_process_is_garbage(maker: Maker) -> None:
     fields = maker.name.removeprefix("/").split(".")
     reused = SHM_FOLDER / ".".join([*fields[:4], str(int(fields[4]) - 1), "0" * 16])  # same pid, started before
