@@ -14,24 +14,31 @@ from shard import Slab
 
 _making = threading.Lock()
 _slab: Slab | None = None
-_pid = 0
 
 
 def default_slab() -> Slab:
     """One for all services of the process; PRPC_SLAB_BYTES_MAX bounds it. A process made by fork() gets its own."""
-    global _slab, _pid
+    global _slab
     with _making:
-        if _slab is None or _pid != os.getpid():
+        if _slab is None:
             _slab = Slab(slab_bytes_max())
-            _pid = os.getpid()
         return _slab
 
 
 def use_slab(slab: Slab) -> None:
     """In a shard: empty() and its node share the shard's own slab."""
-    global _slab, _pid
+    global _slab
     with _making:
-        _slab, _pid = slab, os.getpid()
+        _slab = slab
+
+
+def _begin_anew_in_fork() -> None:
+    """The slab is the parent's, and another thread of the parent may have held the lock for ever after."""
+    global _making, _slab
+    _making, _slab = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_fork)
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:

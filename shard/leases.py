@@ -119,6 +119,11 @@ class Borrowings:
         held = [Held(lease, self.peer, nbytes, since) for lease, (nbytes, since) in self.held_since.copy().items()]
         return tuple(sorted(held, key=lambda each: each.since_s))
 
+    def let_go_in_fork(self) -> None:
+        """In a child made by fork(): the leases are the parent's, and so is the reactor that ends of arrays would wake."""
+        self.returned = deque()
+        self.wake_if_parked = _nobody_waits
+
     def __del__(self) -> None:
         if self._pid == os.getpid():  # shutdown() ends it for a process we were forked from, too
             with contextlib.suppress(OSError):  # the peer may be gone

@@ -34,15 +34,17 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from shard.arena import ALIGNMENT_BYTES, Arena, Block, block_size
 from shard.books import Lease, debug_leases
+from shard.borrowers import Books, Reader
 from shard.errors import ClosedError, ForkedError, LocalProtocolError, ShmFull
 from shard.segment import Segment
 from shard.slab_statistics import SlabStatistics
@@ -52,6 +54,7 @@ SEGMENT_BYTES_MAX = 128 << 20  # segments double up to this: reserving one takes
 HUGE_PAGE_BYTES = 2 << 20  # segments are multiples of it, but for one that fills the bound
 SLAB_BYTES_MAX = 8 << 30  # default bound of one process; configurable
 UINT8 = np.dtype(np.uint8)  # numpy looks np.uint8 up each time
+_NOBODY = -1  # no process has this pid
 CLOSED_TEXT = "this slab was closed: arrays can be made and sent as long as their node or group is open"
 
 
@@ -68,26 +71,6 @@ class SlabArray(np.ndarray[Any, np.dtype[Any]]):
         except AttributeError:
             return  # somebody made it from a root reached through `.base`: it has no part in the block, its own base has
         slab._dropped.append(block)
-
-
-class Reader(Protocol):
-    """Somebody who may read our blocks although the connection they were lent over has ended."""
-
-    def hung_up(self, timeout_s: float) -> bool:
-        """Whether it stopped, or did so within `timeout_s` seconds."""
-
-
-class Books(Protocol):
-    """The leases that one peer has on our blocks. Any thread may call."""
-
-    def __len__(self) -> int:
-        """How many."""
-
-    def leases(self) -> list[Lease]:
-        """A snapshot, oldest first."""
-
-    def strike_all(self) -> list[Block]:
-        """End all leases; their blocks, once for each, whose users the caller counts down."""
 
 
 class Slab:
@@ -115,6 +98,7 @@ class Slab:
         self._readers: deque[tuple[Reader, Books]] = deque()
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        _made_here.add(self)
         self._is_closed = False
         self._reserved = self._used = self._asked = self._blocks_used = 0
         self._reserved_max = self._used_max = self._recuts = self.segments_dropped = 0
@@ -171,7 +155,7 @@ class Slab:
     def allocate(self, nbytes: int) -> Block:
         """A block of at least `nbytes` with one user. Raises ShmFull when slab or memory have no room."""
         if self._pid != os.getpid():
-            raise ForkedError(f"this slab belongs to process {self._pid}, not to its fork {os.getpid()}")
+            raise self._forked()
         size = block_size(nbytes)
         if size > self.limit_bytes:
             size = self._size_within_bound(nbytes)
@@ -211,6 +195,12 @@ class Slab:
                 self._lock.release()
         else:
             self._dropped.append(block)
+
+    def _forked(self) -> ForkedError:
+        return ForkedError(
+            f"this slab belongs to process {os.getppid()}, not to its fork {os.getpid()}: start processes by spawn, or make "
+            "arrays of a slab that the fork made itself"
+        )
 
     def _release(self, block: Block) -> None:
         if block.users <= 0:
@@ -301,7 +291,7 @@ class Slab:
         What is free for any size counts, what is free for one size only does not. Raises ShmFull.
         """
         if self._pid != os.getpid():
-            raise ForkedError(f"this slab belongs to process {self._pid}, not to its fork {os.getpid()}")
+            raise self._forked()
         wanted = self._size_within_bound(size_bytes)
         with self._lock:
             self._collect_dropped()
@@ -477,3 +467,16 @@ class Slab:
             self._readers.clear()
             self._current = None
             self._reserved = 0
+
+
+_made_here: weakref.WeakSet[Slab] = weakref.WeakSet()
+
+
+def _refuse_in_fork() -> None:
+    """A child made by fork() maps the same memory as its parent: both would hand out the same blocks. Pids alone do not tell them
+    apart for sure: in a PID namespace of its own the child may have its parent's number."""
+    for slab in list(_made_here):
+        slab._pid = _NOBODY
+
+
+os.register_at_fork(after_in_child=_refuse_in_fork)

@@ -160,6 +160,7 @@ LAYERS = {
         ("shard.core_locks",),
         ("shard.future", "shard.frame", "shard.handshake", "shard.ring", "shard.counters", "shard.segment"),
         ("shard.arena", "shard.books", "shard.slab_statistics", "shard.group_statistics"),
+        ("shard.borrowers",),
         ("shard.task", "shard.stall", "shard.slab", "shard.handle", "shard.gate", "shard.guest"),
         ("shard.payload",),
         ("shard.functions",),

@@ -206,6 +206,9 @@ class Connection(ABC, Generic[Item]):
     def _end(self) -> None:
         """Let go of memory, descriptors and the reactor."""
 
+    def _let_go_in_fork(self) -> None:
+        """In a child made by fork(): keep nothing by which something could reach the peer or the parent."""
+
 
 _made_here: weakref.WeakSet[Connection[Any]] = weakref.WeakSet()
 
@@ -218,6 +221,8 @@ def _refuse_in_fork() -> None:
             f"{connection.peer} belongs to process {os.getppid()}, and was used in its fork {os.getpid()}: start processes by "
             "spawn and connect there"
         )
+        connection._outbox = deque()  # what waits is the parent's to write
+        connection._let_go_in_fork()
 
 
 os.register_at_fork(after_in_child=_refuse_in_fork)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -416,13 +417,23 @@ class ShmConnection(Connection[Record]):
         # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our half of it ends now.
         del self._borrowings
         # Whoever keeps this object keeps neither the rings nor the peer's segments mapped.
+        self._let_go_of_rings()
+        self._segments.clear()
+        self.notes.close()
+
+    def _let_go_of_rings(self) -> None:
         self._producer = self._consumer = _NoRing(  # type: ignore[assignment]
             self._producer.bytes_written, self._consumer.head, self._producer.full_count
         )
         self._poll_ring = self._consumer.poll
         self._outgoing_words = self._incoming_words = _NO_WORDS
-        self._segments.clear()
-        self.notes.close()
+
+    def _let_go_in_fork(self) -> None:
+        """The rings stay the parent's alone: arrays that end here return no lease, whatever is called here."""
+        self._let_go_of_rings()
+        self._returned = deque()
+        if hasattr(self, "_borrowings"):  # it has not ended
+            self._borrowings.let_go_in_fork()
 
 
 class _NoRing:

@@ -15,10 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcService
+import prpc_engine
+from prpc_engine import Master, RpcClient, RpcService, slab
 from prpc_engine.errors import Cancelled, Closed, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
+from shard import ForkedError
 from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected, wait_until
+from tests.shard.processes import in_fork
 
 # What "quickly" means here: far below the timeouts that would end the wait otherwise, far above what a busy machine takes.
 BOUND_S = 10.0
@@ -218,6 +221,30 @@ def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(
     del fresh, each
     world.client.call("drop")
     wait_until(lambda: slab.statistics().blocks_used == before, "the end of the lease")
+
+
+def test_a_fork_that_drops_what_it_received_and_makes_arrays_leaves_its_parent_alone(world: World) -> None:
+    """Dropping a received array once wrote into the parent's ring, and the server hung up on the parent."""
+    client = world.client
+    received = [client.call("echo", np.full(100_000, 3, np.uint8)) for _ in range(3)]
+    ours = prpc_engine.empty(100_000, np.uint8)
+    ours[:] = 7
+    inherited = slab.default_slab()
+
+    def child() -> None:
+        received.clear()
+        gc.collect()
+        for refused in (lambda: client.call("echo", 1), lambda: inherited.empty(100_000), lambda: inherited.reserve(1)):
+            with pytest.raises(ForkedError, match="its fork"):
+                refused()
+        prpc_engine.empty(100_000, np.uint8)[:] = 9  # of a slab of the child's own
+        assert ours.max() == 7
+
+    assert in_fork(child) == 0
+    assert ours.min() == ours.max() == 7
+    assert [array.max() for array in received] == [3, 3, 3]
+    for number in range(20):
+        assert client.call("echo", number) == number
 
 
 def test_a_fork_of_a_client_is_refused_by_name_and_leaves_its_parent_alone(world: World) -> None:

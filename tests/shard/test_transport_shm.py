@@ -26,11 +26,13 @@ from shard import (
     Transport,
     UnreachableError,
 )
+from shard.ring import TAIL_WORD
 from shard.segment import SEAL_GROW, SIZE_SEALS
 from shard.transport import local
 from shard.transport.meeting import meet
 from shard.transport.shm import KIND
 from shard.transport.shm_connection import ShmConnection, make_rings, rings_bytes
+from tests.shard.processes import in_fork
 from tests.shard.strangers import memfd
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
 
@@ -307,6 +309,38 @@ class TestShm(TransportContract):
             world.call(wrong)
         assert world.accepted == []
         world.close()
+
+    def test_a_fork_that_drops_received_arrays_writes_nothing_into_its_parents_rings(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        for _ in range(3):
+            one.connection.send(b"", [np.full(100_000, 3, np.uint8)])
+        world.turn_until(lambda: len(two.messages) == 3)
+        two.messages.pop()
+        gc.collect()  # one lease waits to be returned: by the parent alone
+
+        def child() -> None:
+            two.messages.clear()
+            gc.collect()
+            with contextlib.suppress(ShardError):
+                two.connection.send(b"from the child")
+            two.connection.drain()
+            assert two.connection.poll() == 0
+            two.connection.close()
+
+        outgoing = two.connection._producer.bytes_written  # type: ignore[attr-defined]
+        assert in_fork(child) == 0
+        assert two.connection._outgoing_words[TAIL_WORD] == outgoing  # type: ignore[attr-defined]
+        assert [block.min() for _, (block,) in two.messages] == [3, 3]
+        for number in range(10):
+            two.connection.send(bytes([number]))
+        world.turn_until(lambda: len(one.messages) == 10)
+        assert [body for body, _ in one.messages] == [bytes([number]) for number in range(10)]
+        two.messages.clear()
+        gc.collect()
+        world.turn_until(lambda: not one.connection._lendings)  # type: ignore[attr-defined]
+        assert not one.ends and not two.ends
 
     @pytest.mark.parametrize(
         ("size_bytes", "seals", "why"),

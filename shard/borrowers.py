@@ -1,0 +1,28 @@
+"""Who may read blocks of a slab, as the slab sees them: the books of a connection, and peers that read on after its end."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shard.arena import Block
+from shard.books import Lease
+
+
+class Reader(Protocol):
+    """Somebody who may read our blocks although the connection they were lent over has ended."""
+
+    def hung_up(self, timeout_s: float) -> bool:
+        """Whether it stopped, or did so within `timeout_s` seconds."""
+
+
+class Books(Protocol):
+    """The leases that one peer has on our blocks. Any thread may call."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def leases(self) -> list[Lease]:
+        """A snapshot, oldest first."""
+
+    def strike_all(self) -> list[Block]:
+        """End all leases; their blocks, once for each, whose users the caller counts down."""
