@@ -6,17 +6,19 @@
     @timer("reader", "parse", unit="us")
     def parse(line): ...
 
-Each is a Timer counter called timer::<component>::<name>(<unit>). The start stands in an object of the one `with` statement (of
-the one call, for a decorated function), so threads, recursion and coroutines that interleave never see each other's; the end is
-one append to the counter's list. While timers are off, a `with` costs an object and a look at the switch, a decorated call just
-the look.
+Each is a Timer counter called timer::<component>::<name>(<unit>). The start belongs to the frame that runs the `with` statement
+(of a decorated function, to the one call), so threads, recursion and coroutines that interleave never see each other's, although
+they share one timer; the end is one append to the counter's list. While timers are off, a `with` costs an object and two looks, a
+decorated call just one.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ UNITS = {"us": 1e6, "ms": 1e3, "s": 1.0, "m": 1 / 60, "h": 1 / 3600}  # how many
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Key = tuple[str, str, str]  # component, name, unit
+_Start = tuple[int, Callable[[float], None], float]  # thread, where the duration goes, seconds
 
 
 class _Switch:
@@ -53,25 +56,48 @@ def disable_timers() -> None:
 
 
 class AutoTimer:
-    """What timer() makes: one `with` statement at a time, or any number of decorated functions."""
+    """What timer() makes: for any number of `with` statements, nested or in several threads too, and of decorated functions."""
 
-    __slots__ = ("_component", "_name", "_start_s", "_unit", "_write")
+    __slots__ = ("_component", "_name", "_started", "_unit")
 
     def __init__(self, component: str, name: str, unit: str = "ms") -> None:
         self._component = component
         self._name = name
         self._unit = unit
-        self._start_s = 0.0
+        self._started: dict[int, list[_Start]] | None = None  # by the frame that entered; innermost last
 
     def __enter__(self) -> None:
         if _Switch.on:
-            self._write = _write_of(self._component, self._name, self._unit)
-            self._start_s = perf_counter()
+            write = _write_of(self._component, self._name, self._unit)
+            if self._started is None:
+                self._started = {}
+            # Its own frame alone has a list here, and the blocks of one frame end in the reverse order of their beginnings.
+            starts = self._started.setdefault(id(sys._getframe(1)), [])
+            starts.append((get_ident(), write, perf_counter()))
 
     def __exit__(self, *exception: object) -> None:
-        if self._start_s:
-            self._write((perf_counter() - self._start_s) * UNITS[self._unit])
-            self._start_s = 0.0
+        if self._started:
+            end_s = perf_counter()
+            start = self._take_start(id(sys._getframe(1)))
+            if start is not None:
+                _, write, start_s = start
+                write((end_s - start_s) * UNITS[self._unit])
+
+    def _take_start(self, frame: int) -> _Start | None:
+        """That of the frame; for one who entered in another frame than it leaves in (an ExitStack), the latest of its thread."""
+        assert self._started is not None
+        starts = self._started.get(frame)
+        if starts is None:
+            thread = get_ident()
+            own = [(one[-1][2], at) for at, one in list(self._started.items()) if one and one[-1][0] == thread]
+            if not own:
+                return None  # timers were off when it began
+            frame = max(own)[1]
+            starts = self._started[frame]
+        start = starts.pop()
+        if not starts:
+            del self._started[frame]
+        return start
 
     def __call__(self, function: Function) -> Function:
         """The function, timed. Of an `async def` the time until it returns its coroutine is meant: time inside it instead."""

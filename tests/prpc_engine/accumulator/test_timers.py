@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from prpc_engine.accumulator import CounterSet, Timer, disable_timers, enable_timers, timer
 from prpc_engine.accumulator.counter import Counter
 from prpc_engine.errors import ConfigError
+from tests.prpc_engine.processes import PATIENCE_S
 
 
 @pytest.fixture
@@ -62,6 +65,83 @@ def test_units_measure_the_same_time(counters: CounterSet) -> None:
     assert us is not None
     assert s is not None
     assert us.total > s.total * 1e6 > 0
+
+
+def test_one_timer_in_itself_measures_each_block(counters: CounterSet) -> None:
+    one = timer("a", "nested", "s")
+    begin_s = perf_counter()
+    with one:
+        with one:
+            pass
+        with one:
+            inner_ended_s = perf_counter()
+    found_timer = found(counters, "timer::a::nested(s)")
+    assert found_timer is not None
+    assert found_timer.count == 3
+    assert inner_ended_s - begin_s >= found_timer.maximum - found_timer.minimum
+    assert found_timer.maximum >= found_timer.total - found_timer.maximum  # the outer block is longer than both in it
+
+
+def test_one_timer_in_two_threads_and_two_generators_measures_each_from_its_own_start(counters: CounterSet) -> None:
+    one = timer("a", "shared", "s")
+    entered, leave = threading.Event(), threading.Event()
+
+    def thread() -> None:
+        with one:
+            entered.set()
+            leave.wait(PATIENCE_S)
+
+    def generator() -> Iterator[None]:
+        with one:
+            yield
+
+    def latest() -> float:
+        taken = found(counters, "timer::a::shared(s)")
+        assert taken is not None
+        assert taken.count == 1
+        return taken.total
+
+    begin_s = perf_counter()
+    other = threading.Thread(target=thread)
+    other.start()
+    assert entered.wait(PATIENCE_S)
+    entered_s = perf_counter()
+    early, late = generator(), generator()
+    next(early)
+    between_s = perf_counter()
+    next(late)
+    with one:
+        pass
+    assert latest() <= perf_counter() - between_s
+    at_least_s = perf_counter() - between_s
+    assert next(early, "end") == "end"  # began first, ends first
+    assert latest() >= at_least_s
+    assert next(late, "end") == "end"
+    assert latest() <= perf_counter() - between_s
+    leave_s = perf_counter()
+    leave.set()
+    other.join()
+    assert leave_s - entered_s <= latest() <= perf_counter() - begin_s
+
+
+def test_a_timer_on_an_exit_stack_is_measured(counters: CounterSet) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(timer("a", "stack"))
+    one = found(counters, "timer::a::stack(ms)")
+    assert one is not None
+    assert one.count == 1
+
+
+def test_a_block_that_began_while_timers_were_off_is_not_measured_as_another(counters: CounterSet) -> None:
+    one = timer("a", "late")
+    disable_timers()
+    with one:
+        enable_timers(counters)
+        with one:
+            pass
+    taken = found(counters, "timer::a::late(ms)")
+    assert taken is not None
+    assert taken.count == 1
 
 
 def test_threads_recursion_and_coroutines_never_see_each_others_start(counters: CounterSet) -> None:
