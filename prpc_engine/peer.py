@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine import errors
-from prpc_engine.archive import DECODE_ERRORS, Archive
+from prpc_engine.archive import DECODE_ERRORS, PLAIN_BYTES_MAX, Archive
 from prpc_engine.call import CALL_ID_BITS, NEVER, TIMEOUT_S, Call, CallTable, Client
 from prpc_engine.context import inherited_s, wait_in_ms
 from prpc_engine.failures import error_for, failure_message
@@ -368,7 +368,8 @@ class Peer:
                 return
             try:
                 payload = body[PAYLOAD]
-                call.set_result(self.decoder.decode(payload, blocks) if blocks else self.decode_plain(payload))
+                is_plain = not blocks and len(payload) <= PLAIN_BYTES_MAX
+                call.set_result(self.decode_plain(payload) if is_plain else self.decoder.decode(payload, blocks))
             except DECODE_ERRORS as error:
                 call.set_error(errors.RpcError(f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: {error}"))
         elif kind == REQUEST or kind == NOTIFY:

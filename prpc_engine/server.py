@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine.allow import AllowList
-from prpc_engine.archive import DECODE_ERRORS, Handover, handovers_in
+from prpc_engine.archive import DECODE_ERRORS, PLAIN_BYTES_MAX, Handover, handovers_in
 from prpc_engine.call import Call
 from prpc_engine.dedupe import ANSWERS_BYTES_MAX, ANSWERS_MAX
 from prpc_engine.deferred import Deferred, canceller
@@ -216,7 +216,7 @@ class Server:
                 arguments = peer.decoder.decode(body, blocks)
                 blocks.clear()
             else:
-                arguments = peer.decode_plain(body)
+                arguments = peer.decode_plain(body) if len(body) <= PLAIN_BYTES_MAX else peer.decoder.decode(body, ())
         except DECODE_ERRORS as error:
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "ArchiveError", str(error))
             return

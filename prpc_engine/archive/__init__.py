@@ -19,6 +19,7 @@ bytearray and memoryview (of bytes,
     codec         both, under one set of agreements: Archive
     compression   a message into a smaller one
     lazy          ownership over with the message
+    keys          nothing: refuses dicts and sets that would take longer than their bytes
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from prpc_engine.archive.classes import register
 from prpc_engine.archive.codec import Archive
 from prpc_engine.archive.decoder import DECODE_ERRORS, Decoder
 from prpc_engine.archive.encoder import Encoder
+from prpc_engine.archive.keys import PLAIN_BYTES_MAX
 from prpc_engine.archive.lazy import Handover, Lazy, handovers_in
 from prpc_engine.archive.wire import ArchiveError, PickleRefused
 
 __all__ = [
     "DECODE_ERRORS",
+    "PLAIN_BYTES_MAX",
     "Archive",
     "ArchiveError",
     "Decoder",

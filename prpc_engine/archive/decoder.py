@@ -1,10 +1,9 @@
 """A body and its blocks into values. What a peer sends is checked before it is believed; any fault is an ArchiveError.
 
 Bounds on what bytes can make us do: a block is copied at most once (otherwise a body of a megabyte could name one block a
-hundred thousand times); extension types nest no deeper than values may; keys whose hashes are all equal are refused before a
-set or dict of them is begun, which would take their number squared. What MessagePack itself carries, msgspec builds: each length
-is held against the bytes that are there, so a body makes at most some 70 times its size (of empty dicts), and a dict whose keys
-are lists of numbers chosen to have one hash, which encode() never writes, is as slow as Python makes it.
+hundred thousand times); extension types nest no deeper than values may; keys whose hashes are equal are refused before a set or
+dict of them is begun, which would take their number squared (keys.py). What MessagePack itself carries, msgspec builds: each
+length is held against the bytes that are there, so a body makes at most some 70 times its size (of empty dicts).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from prpc_engine.archive import pickles, tensors
 from prpc_engine.archive.classes import by_name
 from prpc_engine.archive.compression import expand
 from prpc_engine.archive.dtypes import CHECKED_KINDS, Spec, check_items, dtype_of, unchecked
+from prpc_engine.archive.keys import PLAIN_BYTES_MAX, check_maps, check_pairs
 from prpc_engine.archive.lazy import Handover, handovers_in
 from prpc_engine.archive.wire import (
     ARRAY,
     BYTES,
     CLASS,
-    COLLISIONS_MAX,
     COMPLEX,
     COMPRESSED,
     EXTENSION_DEPTH_MAX,
@@ -103,7 +102,7 @@ class Decoder:
         self._decode_list: Callable[[memoryview], list[Any]] = msgspec.msgpack.Decoder(list, ext_hook=self._extension).decode
         self._decode_tuple: Callable[[memoryview], tuple[Any, ...]]
         self._decode_tuple = msgspec.msgpack.Decoder(tuple, ext_hook=self._extension).decode
-        # Of a message without blocks: the shortest way, straight into C. Raises DECODE_ERRORS.
+        # Of a message without blocks, of PLAIN_BYTES_MAX bytes at most: the shortest way, straight into C. Raises DECODE_ERRORS.
         self.decode_plain: Callable[[memoryview | bytes], Any] = self._decode
         self._readers: dict[int, Callable[[memoryview], Any]] = {
             TUPLE: self._decode_tuple,
@@ -126,6 +125,8 @@ class Decoder:
         """The value that encode() or encode_arguments() was given. Raises ArchiveError, and then no Lazy has lost its value."""
         self._blocks = blocks
         try:
+            if len(body) > PLAIN_BYTES_MAX:
+                check_maps(body)
             return self._decode(body)
         except Exception as error:
             for handover in handovers_in(blocks):
@@ -266,6 +267,7 @@ class Decoder:
         blocks = self._blocks
         self._copied.add(-1)  # one in a message: a second one would be refused here
         body, self._blocks = expand(payload, blocks, self.limits)
+        check_maps(body)
         return self._decode(body)
 
 
@@ -290,7 +292,6 @@ def _check_dimensions(shape: tuple[int, ...]) -> None:
 
 
 def _hashable(keys: list[Any]) -> list[Any]:
-    """The keys, when a dict of them takes no longer than their number. Raises ArchiveError, and TypeError without a hash."""
-    if len(keys) - len(set(map(hash, keys))) > COLLISIONS_MAX:
-        raise ArchiveError(f"over {COLLISIONS_MAX} of {len(keys)} keys have the hash of another")
+    """The keys, when a dict of them takes time by their number. Raises ArchiveError, and TypeError without a hash."""
+    check_pairs(keys)
     return keys

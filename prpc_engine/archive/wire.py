@@ -33,8 +33,6 @@ DEPTH_MAX = 64  # of containers in containers; Python's and msgspec's recursion 
 # A container is at most two extension types (a class, and the dict that it packs to); a compressed message is one more.
 EXTENSION_DEPTH_MAX = 2 * DEPTH_MAX + 3
 INTEGER_BYTES_MAX = 1024  # 8192 bits: keys and hashes, and no way to make us compute with megabytes of digits
-# Keys whose hashes are equal to another's: a thousand are looked through in milliseconds, millions made on purpose in days.
-COLLISIONS_MAX = 1024
 
 BUILT_IN = (
     "None, bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, range, slice, dates and times, UUID, "

@@ -139,7 +139,7 @@ def test_a_missing_package_is_named_on_either_side(absent: str, monkeypatch: pyt
     for module in (PACKAGES[absent], "lz4.frame"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ConfigError, match=rf"compression='{absent}' needs a package: pip install prpc\[{absent}\], or take 'zlib'"
+        ConfigError, match=rf"compression='{absent}' needs a package: pip install 'prpc-engine\[{absent}\]', or take 'zlib'"
     ):
         Archive(compression=absent)
     with pytest.raises(
