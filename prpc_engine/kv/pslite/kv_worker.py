@@ -12,6 +12,10 @@
     push_pull    keys, vals, lens  outs          yes, but for outs
     zpush_pull   keys, vals, lens  outs          no
 
+What is filled need not be of the length that the servers send: an empty array (np.empty(0, np.float32), that is no view of
+another) is resized to it, in place, and of a longer one the first so many elements are filled. lens, empty or one for each key,
+say how long each value is, and so how many came.
+
 Every verb returns a timestamp at once; its callback runs before wait() of it returns. In a coroutine: await
 kv.wait_async(kv.push(keys, vals)). What starts with z does not copy what has to wait here. Requests of one worker to one server
 are sent and handled in order, but for priority: of what has to wait here, the higher goes first.
@@ -23,11 +27,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from prpc_engine.errors import BadArguments, RpcError
 from prpc_engine.kv.pslite import ids, wire
 from prpc_engine.kv.pslite.customer import REQUEST_TIMEOUT_S
 from prpc_engine.kv.pslite.mailroom import KV
-from prpc_engine.kv.pslite.pairs import NO_VALS, Keys, KVPairs, Lens, Vals, check_keys, check_lens, check_pairs, check_vals
+from prpc_engine.kv.pslite.pairs import (
+    NO_VALS,
+    Keys,
+    KVPairs,
+    Lens,
+    Vals,
+    check_keys,
+    check_lens,
+    check_pairs,
+    check_vals,
+    is_resizable,
+)
 from prpc_engine.kv.pslite.postoffice import START_TIMEOUT_S
 from prpc_engine.kv.pslite.simple_app import SimpleApp, SimpleHandle
 from prpc_engine.kv.pslite.slicer import Slicer, by_ranges, check_slices
@@ -37,7 +54,7 @@ Callback = Callable[[], object]
 
 
 class AnswerMismatch(RpcError):
-    """What the servers sent does not fit the arrays that were to be filled."""
+    """What the servers sent does not fit into the array that was to be filled, and that one cannot be resized."""
 
 
 class KVWorker(SimpleApp):
@@ -115,7 +132,10 @@ class KVWorker(SimpleApp):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> int:
-        """Fill vals, and lens if given, with what the servers have for those keys; the timestamp."""
+        """Fill vals, and lens if given, with what the servers have for those keys; the timestamp.
+
+        vals, lens: empty arrays are resized; of longer vals the first are filled.
+        """
         return self._pull(keys, vals, lens, cmd, callback, priority, timeout_s, False)
 
     def zpull(
@@ -142,7 +162,7 @@ class KVWorker(SimpleApp):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> int:
-        """push() and then pull() of the same keys in one message each way; fills outs. The timestamp."""
+        """push() and then pull() of the same keys in one message each way; fills outs, as pull() its vals. The timestamp."""
         return self._push_pull(keys, vals, outs, lens, cmd, callback, priority, timeout_s, False)
 
     def zpush_pull(
@@ -175,7 +195,9 @@ class KVWorker(SimpleApp):
         keys = check_keys("pull", keys)
         out = check_vals("pull", "vals", vals, is_written=True)
         if lens is not None:
-            check_vals("pull", "lens", check_lens("pull", keys, lens), is_written=True)
+            if not is_resizable(lens) or lens.dtype != np.int32:
+                check_lens("pull", keys, lens)
+            check_vals("pull", "lens", lens, is_written=True)
         finish = partial(_fill, "pull", keys, out, lens, callback)
         return self._send(PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, stable, out.nbytes)
 
@@ -249,10 +271,15 @@ def _fill(
     total = 0
     for _, vals, _ in answers:
         total += len(vals)
-    if total != len(out):
-        raise AnswerMismatch(
-            f"{verb} of {len(keys)} keys: the servers sent {total} values, there is room for {len(out)}; give an array that fits"
-        )
+    if total > len(out):
+        if not is_resizable(out):
+            raise AnswerMismatch(
+                f"{verb} of {len(keys)} keys: the servers sent {total} values, there is room for {len(out)}; give an array "
+                "that fits, or an empty one of your own, to be resized"
+            )
+        out.resize(total, refcheck=False)  # of what was empty there is no view whose memory would go
+    if lens is not None and len(lens) < len(keys):
+        lens.resize(len(keys), refcheck=False)
     begin = 0
     for _, vals, _ in answers:
         out[begin : begin + len(vals)] = vals

@@ -97,6 +97,11 @@ def check_lens(verb: str, keys: Keys, lens: object) -> Lens:
     return lens
 
 
+def is_resizable(array: Vals | Lens) -> bool:
+    """Whether its length may become another one in place: it is empty, has one axis, and owns its memory."""
+    return isinstance(array, np.ndarray) and array.shape == (0,) and array.flags.owndata
+
+
 def _described(value: object) -> str:
     if not isinstance(value, np.ndarray):
         return f"a {type(value).__name__}"

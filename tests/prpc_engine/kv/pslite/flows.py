@@ -48,6 +48,42 @@ def group() -> None:
     ps.finalize(0, True)
 
 
+def lengths() -> None:
+    """Two servers hold values of lengths that the worker does not know."""
+    ps.start(0)
+    if ps.is_server():
+        ps.KVServer(0).set_request_handle(ps.KVServerDefaultHandle())
+    elif ps.is_worker():
+        kv = ps.KVWorker(0, 0)
+        keys, lens = np.array([0, 5, KEY_MAX], np.uint64), np.array([2, 1, 3], np.int32)
+        kv.wait(kv.push(keys, np.arange(6, dtype=np.float32), lens))
+        for pull in (kv.pull, kv.zpull):
+            got, got_lens = np.empty(0, np.float32), np.empty(0, np.int32)
+            kv.wait(pull(keys, got, got_lens))
+            assert (got.tolist(), got_lens.tolist()) == ([0, 1, 2, 3, 4, 5], [2, 1, 3])
+            longer = np.full(8, -1, np.float32)
+            kv.wait(pull(keys, longer, got_lens))
+            assert (longer.tolist(), got_lens.tolist()) == ([0, 1, 2, 3, 4, 5, -1, -1], [2, 1, 3])
+        sums = np.empty(0, np.float64)
+        kv.wait(kv.push_pull(keys, np.ones(6, np.float32), sums, lens))
+        assert sums.tolist() == [1, 2, 3, 4, 5, 6]
+        sums.fill(0)
+        kv.wait(kv.pull(keys, sums))  # it fits now, and stays where it is
+        assert sums.tolist() == [1, 2, 3, 4, 5, 6]
+        called: list[int] = []
+        got = np.empty(0, np.float32)
+        kv.wait(kv.pull(keys, got, callback=lambda: called.append(len(got))))
+        assert called == [6]
+        for unfit in (np.empty(5, np.float32), np.empty(8, np.float32)[:0]):
+            with pytest.raises(ps.AnswerMismatch, match=f"there is room for {len(unfit)}; .* an empty one of your own"):
+                kv.wait(kv.pull(keys, unfit))
+        with pytest.raises(errors.BadArguments, match=r"int32\[3\] is allowed"):
+            kv.pull(keys, got, np.empty(0, np.int64))
+        with pytest.raises(errors.BadArguments, match=r"int32\[3\] is allowed"):
+            kv.push(keys, got, np.empty(0, np.int32))
+    ps.finalize(0, True)
+
+
 def threads() -> None:
     """Two handler threads: each worker's requests in order, and one that is stuck does not hold up the other's."""
     ps.start(0)

@@ -22,6 +22,7 @@ from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
 from prpc_engine.kv import pslite as ps
 from prpc_engine.kv.pslite.ids import KEY_MAX
 from prpc_engine.kv.pslite.slicer import by_ranges
+from tests.prpc_engine.kv.pslite import flows
 from tests.prpc_engine.kv.pslite.bytedance import benchmark_stress, ipc_benchmark
 from tests.prpc_engine.kv.pslite.flows import awaited, group, holder, landing, miscounted, order, own_benchmark, threads, together
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -486,7 +487,7 @@ def crash() -> None:
 FLOWS = (
     connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers, rejoin, lost_server,
     replaced_server, dead_in_barrier, crash, joint, group, threads, landing, awaited, order, own_benchmark,
-    together, holder, rejoin_launched, elastic, miscounted, ipc_benchmark, benchmark_stress,
+    together, holder, rejoin_launched, elastic, miscounted, flows.lengths, ipc_benchmark, benchmark_stress,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -49,6 +49,11 @@ def test_all_verbs_do_what_they_say_or_raise_what_they_say() -> None:
     assert report.code == 0, str(report)
 
 
+def test_a_pull_whose_length_the_worker_does_not_know_resizes_its_array() -> None:
+    report = run("lengths", workers=1)
+    assert report.code == 0, str(report)
+
+
 def test_requests_wait_in_order_for_a_server_that_has_no_handle_yet() -> None:
     report = run("early", servers=1, workers=1)
     assert report.code == 0, str(report)
