@@ -334,7 +334,7 @@ class RpcClient:
 
     def _set_routes(self, routes: dict[int, Route]) -> None:
         self._routes = routes
-        self._mender.learn(routes.values())
+        self._mender.marks.learn(route.marks for route in routes.values())
         self._only = next(iter(routes.values())) if len(routes) == 1 else None
 
     def _check_open(self) -> None:

@@ -36,6 +36,7 @@ from prpc_engine.balance import Outcome, outcome_of
 from prpc_engine.call import NEVER, SENDING_LOOKS_MAX, SENDING_S, Call, Client
 from prpc_engine.context import inherited_s, wait_in_ms
 from prpc_engine.directory import Directory
+from prpc_engine.marks import KnownMarks
 from prpc_engine.message import REPEAT
 from prpc_engine.node import Node
 from prpc_engine.peer import Peer
@@ -81,10 +82,8 @@ class Mender:
         self._unsent_bytes = 0
         self._to_connect: deque[Route] = deque()
         self._connectors = 0
-        self._idempotent: dict[str, bool] = dict.fromkeys(idempotent, True)
-        self._once: set[str] = set()  # methods that a server tells repeated calls of apart
-        self._described = False
-        self._registered: frozenset[str] | None = None  # idempotent ones, as the master knows them; None: it does not
+        self.marks = KnownMarks(idempotent)
+        self.is_idempotent = self.marks.is_idempotent
         self._describing: list[Callable[[], object]] | None = None  # who waits for the answer under way; None: nobody asked
 
     @property
@@ -365,7 +364,7 @@ class Mender:
         self.report(route, error, now)
         state = self.state_of(call)
         known = None if isinstance(route, Sought) else route
-        decided = state.decide(error, known, now, call.overall, bool(self.is_idempotent(method)), method in self._once)
+        decided = state.decide(error, known, now, call.overall, bool(self.is_idempotent(method)), self.marks.is_once(method))
         if isinstance(decided, GiveUp):
             call.end(state.final_error(error, decided, now))
             return
@@ -419,23 +418,6 @@ class Mender:
 
     # -- what may be run twice -----------------------------------------------------------------------------------------
 
-    def is_idempotent(self, method: str) -> bool | None:
-        """Whether it was registered so; None: the master was not told, and no server was asked yet."""
-        known = self._idempotent.get(method)
-        if known is None and self._registered is not None:
-            return method in self._registered
-        return False if known is None and self._described else known
-
-    def learn(self, routes: Iterable[Route]) -> None:
-        """What the master knows of the methods of the servers there are; of those there were, while there are none. A method is
-        idempotent where all say so: any of them may be asked to run it again."""
-        marks = [route.marks for route in routes]
-        if marks:
-            told = [each for each in marks if each is not None]
-            self._once.update(*(once for _, once in told))
-            is_all = len(told) == len(marks)
-            self._registered = frozenset.intersection(*(frozenset(first) for first, _ in told)) if is_all else None
-
     def describe(self, then: Callable[[], object]) -> None:
         """Ask the servers which methods are idempotent or `once`, and call then(), even if none has answered. In the reactor."""
         if self._describing is not None:
@@ -449,10 +431,7 @@ class Mender:
             nonlocal left
             left -= 1
             if done.finished == VALUE:
-                self._described = True
-                for name, each in done._outcome.items():
-                    self._idempotent.setdefault(name, bool(each["idempotent"]))
-                self._once.update(name for name, each in done._outcome.items() if each.get("once"))
+                self.marks.told(done._outcome)
             if done.finished == VALUE or not left:
                 finish()
 

@@ -41,8 +41,6 @@ _ON_THE_WAY = (
 )
 ENGINE = ("shard", *(f"prpc_engine.{name}" for name in _ON_THE_WAY))
 
-MARKS_LENGTH_MAX = 1 << 16  # characters of all marked methods of a server: the master keeps them, and tells every client
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -130,13 +128,6 @@ def describe(name: str, function: Callable[..., Any]) -> Method:
         raise ConfigError(f"method {name!r} is marked once and is {other}: take one of them away")
     text = (inspect.getdoc(function) or "").partition("\n")[0]
     return Method(name, signature, kind, is_idempotent, is_once, text)
-
-
-def marks_of(described: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The names of the methods that are idempotent, and of those that are `once`, of what Server.describe() tells: for the
-    master, so that a client knows them when the server is gone. None where they are too many for a record."""
-    marks = tuple(tuple(sorted(name for name, each in described.items() if each[mark])) for mark in ("idempotent", "once"))
-    return (marks[0], marks[1]) if sum(map(len, marks[0] + marks[1])) <= MARKS_LENGTH_MAX else None
 
 
 def as_task(method: Method, function: Callable[..., Any]) -> Callable[..., Any]:

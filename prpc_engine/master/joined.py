@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.marks import marks_of
 from prpc_engine.master.registry import DEFAULT_API
-from prpc_engine.method import marks_of
 from prpc_engine.server import Server
 
 logger = logging.getLogger("prpc")

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from prpc_engine.marks import Marks
 from prpc_engine.master.namespace import (
     NAME_LENGTH_MAX,
     OWNED_MAX,
@@ -37,10 +38,6 @@ SERVERS_PER_NODE_MAX = OWNED_MAX - 1  # the node itself is one of what its sessi
 RANK_MAX = (1 << 31) - 1
 FIRST_TARGET = 16  # below: the master's own
 DEFAULT_API = "RpcService"
-
-
-# Of a server's methods: the names of those that are idempotent, and of those that are `once`.
-Marks = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
