@@ -242,7 +242,7 @@ class Dealer:
         try:
             call = self._pending[request] = self._submit(request, timeout_s)
         except BaseException as error:
-            if isinstance(error, errors.RpcError) and not isinstance(error, errors.Closed):
+            if isinstance(error, errors.RpcError) and not isinstance(error, errors.Closed | errors.ShmFull):
                 self._finish(request, error, None)
                 return
             self._pending.pop(request, None)  # ShmFull, or a bug; or nobody could receive the response

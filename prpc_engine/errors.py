@@ -26,9 +26,8 @@ RpcError
 ├── SessionExpired       the master ended our session      → the text says what went with it; ask again over the new one
 ├── JournalError         a master cannot keep its journal  → another folder, more room, or the file restored
 ├── AddressInUse         the port is taken                 → another port, or 0 for any
+├── ShmFull              no memory for shared segments     → the text says how much there is (a MemoryError, and shard.ShmFull)
 └── ConfigError          a setting is not allowed          → the text names it and what is allowed
-
-ShmFull (of shard)       no room in shared memory          → the text says how much there is and what to do
 
 Every first line says what was asked, of whom, over what, after how long, and what to try.
 """
@@ -40,7 +39,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from shard import ShmFull
+import shard
 
 __all__ = [
     "AddressInUse",
@@ -202,6 +201,14 @@ class JournalError(RpcError):
 
 class AddressInUse(RpcError):
     """The address to listen on is taken."""
+
+
+class ShmFull(RpcError, shard.ShmFull):
+    """There is no memory for the array or ring asked for, within the bounds of slab, cgroup and host; nothing was sent.
+
+    The engine raises shard.ShmFull, and knows nothing of RPC; every verb of this package raises this one in its place, so that
+    `except RpcError` and `except shard.ShmFull` both catch it.
+    """
 
 
 class ConfigError(RpcError, ValueError):

@@ -55,6 +55,7 @@ from shard import (
     Reactor,
     RemoteProtocolError,
     ShardError,
+    ShmFull,
     Traffic,
 )
 
@@ -323,9 +324,9 @@ class Peer:
         )
 
     def _not_sent(self, error: ShardError, method: str, route: Route | str) -> Exception:
-        if isinstance(error, errors.ShmFull):
-            return error
         text = f"{method!r} was not sent to {route} over {self.connection.transport}: {error}"
+        if isinstance(error, ShmFull):
+            return errors.ShmFull(text)
         if isinstance(error, BackpressureError):
             return errors.Backpressure(text)
         if isinstance(error, LocalProtocolError):

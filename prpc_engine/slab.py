@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from prpc_engine import errors
 from prpc_engine.config import slab_bytes_max
-from shard import Slab
+from shard import ShmFull, Slab
 
 _making = threading.Lock()
 _slab: Slab | None = None
@@ -48,4 +49,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArra
     What is sent is the memory itself, so what you write into the array after sending it is what the receiver may see. Ordinary
     arrays are copied when they are sent. Raises ShmFull, and TypeError for dtypes that hold Python objects.
     """
-    return default_slab().empty(shape, dtype)
+    try:
+        return default_slab().empty(shape, dtype)
+    except ShmFull as error:
+        raise errors.ShmFull(str(error)) from error

@@ -10,7 +10,7 @@ from tests.shard.small_shm import run_with_own_shm
 
 BEGIN = """
 import numpy as np
-import prpc_engine
+import prpc_engine, shard
 from prpc_engine import Master, RpcService, errors
 
 class Handlers:
@@ -24,7 +24,8 @@ class Handlers:
 def refused(act, *words):
     try:
         act()
-    except errors.ShmFull as error:
+    except errors.RpcError as error:
+        assert isinstance(error, errors.ShmFull) and isinstance(error, shard.ShmFull), type(error)
         assert all(word in str(error) for word in words), str(error)
     else:
         raise AssertionError("no ShmFull")
