@@ -46,8 +46,8 @@ from prpc_engine.errors import (
     Stopping,
     UnknownMethod,
     UnknownService,
-    is_number,
 )
+from shard import is_finite
 
 # How much sooner a local server is asked than a remote one, in calls in flight. Shared memory answers a small call in a fraction
 # of what tcp takes, so one or two waiting there are still overtaken by nobody; more, and the local server is the slower one.
@@ -110,8 +110,8 @@ class Backoff:
     certain: float = 0.0
 
     def __post_init__(self) -> None:
-        are_numbers = all(map(is_number, (self.first_s, self.max_s, self.certain)))
-        if not (are_numbers and 0.0 <= self.first_s <= self.max_s and 0.0 <= self.certain <= 1.0):
+        are_numbers = all(is_finite(value, 0.0) for value in (self.first_s, self.max_s, self.certain))
+        if not (are_numbers and self.first_s <= self.max_s and self.certain <= 1.0):
             raise ConfigError(f"{self}: 0 <= first_s <= max_s and 0 <= certain <= 1 are allowed")
 
     def bound_s(self, failures: int) -> float:

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 from prpc_engine.call import NEVER
 from prpc_engine.errors import ConfigError
 from prpc_engine.retry import RetryBudget, is_retriable
+from shard import is_count, is_finite
 
 HEDGE_SHARE = 0.05  # of all calls: what a quantile of 0.95 asks for, and no more when all answers become slow together
 HEDGE_DELAY_S_MIN = 0.001  # an earlier hedge costs more than the wait for an answer that takes so short
@@ -48,12 +49,12 @@ class HedgePolicy:
     hedges_max: int = 1
 
     def __post_init__(self) -> None:
-        if self.delay_s is not None and self.delay_s < 0.0:
-            raise ConfigError(f"delay_s={self.delay_s}: seconds from 0.0 are allowed, or None for a quantile")
-        if not 0.0 < self.quantile < 1.0:
-            raise ConfigError(f"quantile={self.quantile}: more than 0 and less than 1 is allowed, as 0.95")
-        if self.hedges_max < 1:
-            raise ConfigError(f"hedges_max={self.hedges_max}: 1 or more are allowed; for none, leave hedging out")
+        if self.delay_s is not None and not is_finite(self.delay_s, 0.0):
+            raise ConfigError(f"delay_s={self.delay_s!r}: seconds from 0.0 are allowed, or None for a quantile")
+        if not is_finite(self.quantile, 0.0) or not 0.0 < self.quantile < 1.0:
+            raise ConfigError(f"quantile={self.quantile!r}: more than 0 and less than 1 is allowed, as 0.95")
+        if not is_count(self.hedges_max, 1):
+            raise ConfigError(f"hedges_max={self.hedges_max!r}: 1 or more are allowed; for none, leave hedging out")
 
 
 class LatencyQuantile:

@@ -41,8 +41,8 @@ from prpc_engine.errors import (
     RpcError,
     Stopping,
     UnknownService,
-    is_number,
 )
+from shard import is_count, is_finite
 
 # Attempts of one call that may each reach a server. Beyond three, one more rarely helps, and waits longer each time.
 ATTEMPTS_MAX = 3
@@ -135,13 +135,11 @@ class RetryPolicy:
     backoff: Backoff = RETRY_BACKOFF
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (self.attempts_max, self.unsent_max))
-        if not whole or self.attempts_max < 1 or self.unsent_max < 1:
+        if not is_count(self.attempts_max, 1) or not is_count(self.unsent_max, 1):
             raise ConfigError(
-                f"attempts_max={self.attempts_max!r}, unsent_max={self.unsent_max!r}: whole numbers from 1 on are allowed; "
-                "1 means no retry"
+                f"attempts_max={self.attempts_max!r}, unsent_max={self.unsent_max!r}: 1 or more are allowed; 1 means no retry"
             )
-        if self.attempt_s is not None and not (is_number(self.attempt_s) and self.attempt_s > 0.0):
+        if self.attempt_s is not None and not (is_finite(self.attempt_s, 0.0) and self.attempt_s):
             raise ConfigError(f"attempt_s={self.attempt_s!r}: seconds above zero are allowed, or None for all that the call has")
 
     def timeout_s(self, now: float, deadline: float) -> float | None:

@@ -37,7 +37,7 @@ from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status
 from prpc_engine.method import Method, as_task, describe, public_methods
 from prpc_engine.repeats import Repeats, WayBack
 from prpc_engine.timing import MethodTimer, MethodTiming, Timing
-from shard import CONTEXT, CancelledError, Future, Gate, RemoteProtocolError, Task, class_of
+from shard import CONTEXT, CancelledError, Future, Gate, RemoteProtocolError, Task, class_of, is_count
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer
@@ -93,7 +93,7 @@ class Bounds:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             least = 1 if name == "tasks_max" else 0
-            if not isinstance(value, int) or value < least:
+            if not is_count(value, least):
                 raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is allowed")
 
 

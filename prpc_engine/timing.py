@@ -22,7 +22,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from prpc_engine.context import calling_peer
-from prpc_engine.errors import ConfigError, is_number
+from prpc_engine.errors import ConfigError
+from shard import is_finite
 
 BUCKETS = 64  # 2^63 ns are 292 years
 NEVER_NS = 1 << BUCKETS
@@ -38,7 +39,7 @@ class Timing:
     slow_call_s: float | None = None  # a handler that takes so long is logged; None: none is
 
     def __post_init__(self) -> None:
-        if self.slow_call_s is not None and not (is_number(self.slow_call_s) and 0 < self.slow_call_s < float("inf")):
+        if self.slow_call_s is not None and not (is_finite(self.slow_call_s, 0.0) and self.slow_call_s):
             raise ConfigError(f"slow_call_s={self.slow_call_s!r}: more than 0 seconds are allowed, or None")
 
 

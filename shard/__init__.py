@@ -13,6 +13,7 @@ from shard import failpoints as failpoints  # then this: it instruments the modu
 
 # isort: split
 from shard.books import Held, Lease
+from shard.checks import is_count, is_finite
 from shard.core_locks import CoreLocks
 from shard.counters import CounterRow, Counters, quantile_ns
 from shard.cpu import auto_shards, bind_memory, oversubscribed, pin, restore, usable_cores
@@ -144,6 +145,8 @@ __all__ = [
     "held_by_this_process",
     "huge_page_policy",
     "in_class",
+    "is_count",
+    "is_finite",
     "oversubscribed",
     "pin",
     "polling_enabled",

@@ -34,12 +34,13 @@ from shard.driver import Driver
 from shard.errors import ClosedError, PeerLostError, ShardError
 from shard.future import Future
 from shard.gate import Gate
+from shard.group_calls import NOTHING_TO_SET_UP, Setup, nothing, set_up, take_handovers, wait_empty
 from shard.group_statistics import GroupStatistics, ShardStatistics
 from shard.handover import LANE_LIMITS, InheritedFd, LaneEnd, make_lane
 from shard.idle import polling_enabled, strategy
 from shard.limits import Limits
 from shard.mesh import Lane, Tally
-from shard.payload import call_pickled, pickle_function
+from shard.payload import pickle_function
 from shard.restart import NEVER, RestartPolicy
 from shard.segment import Segment
 from shard.slab import Slab
@@ -70,6 +71,8 @@ class ShardGroup:
     start_method    "spawn", or "forkserver": quicker from the second group on
     drain_s         how long close(), or a SIGTERM to a shard, lets work that has begun go on
     stall_budget_s  a function that keeps a shard's reactor longer than this is named in the log, with its stack
+    on_change       on_change(index, state, text) when a shard died ("waiting" for its restart, "gone") or is "up" again; called
+                    in a thread of the group's, which it must not keep
     limits          of each lane: blocks_bytes_max is what one call or result may carry, ring_bytes and outbox_* what may wait
 
     Like everything that starts processes by spawn, a script makes one under `if __name__ == "__main__":`.
@@ -89,6 +92,7 @@ class ShardGroup:
         drain_s: float = DRAIN_S,
         stall_budget_s: float = STALL_BUDGET_S,
         limits: Limits | None = None,
+        on_change: Callable[[int, str, str], object] | None = None,
     ) -> None:
         self.closed = True  # until there is something to close
         process.require_no_shard()
@@ -117,6 +121,7 @@ class ShardGroup:
         self._drain_s = drain_s
         self._stall_budget_s = stall_budget_s
         self._limits = limits
+        self._on_change = on_change
         self._context = multiprocess.get_context(start_method)
         if start_method == "forkserver":
             self._context.set_forkserver_preload(["shard.process"])
@@ -134,10 +139,11 @@ class ShardGroup:
         self._lanes: dict[int, Lane] = {}
         self._submits: dict[int, Callable[[Callable[..., Any], tuple[Any, ...]], Future]] = {}  # of shards that are up
         self._down: dict[int, str] = {}  # of those that are not: why
-        self._setups: list[tuple[bytes, tuple[Any, ...]]] = []  # what every shard runs before it counts as up
+        self._setups: list[Setup] = []  # what every shard runs before it counts as up
         self._setups_done: dict[int, int] = {}
         self._changing = threading.Condition()  # around which shards are up, and the setups
         self._first_ends: list[dict[int, LaneEnd]] = [{} for _ in range(size)]
+        self._started_all = False
         self._supervisor = Supervisor(size, policy, self._bear, self._on_ready, self._on_down)
         self.closed = False
         _open_groups[id(self)] = self
@@ -146,6 +152,7 @@ class ShardGroup:
                 for two in range(one + 1, size):
                     self._first_ends[one][two], self._first_ends[two][one] = make_lane(1, limits.ring_bytes)
             self._supervisor.start()
+            self._started_all = True
         except BaseException:
             self.close()
             raise
@@ -162,7 +169,7 @@ class ShardGroup:
             if life.incarnation > 1:
                 self._join_to_living(life, others)
             lane = Lane(
-                connection, self.driver.reactor, self.driver, self.slab, self._tally, self._gate, _nothing,
+                connection, self.driver.reactor, self.driver, self.slab, self._tally, self._gate, nothing,
                 partial(self._lane_lost, index, life.incarnation),
             )  # fmt: skip
             # failpoint: group.before_spawn
@@ -189,7 +196,7 @@ class ShardGroup:
         self.driver.reactor.call_soon(lane.attach)
         setups = list(self._setups)
         self._setups_done[index] = len(setups)
-        return child, partial(lane.submit, _set_up, (setups,))
+        return child, partial(lane.submit, set_up, (setups,))
 
     def _birth(self, life: Life, application: LaneEnd, others: dict[int, LaneEnd]) -> process.Birth:
         return process.Birth(
@@ -225,7 +232,7 @@ class ShardGroup:
                 ends[life.index] = ours
                 # failpoint: group.after_handover
                 with contextlib.suppress(ShardError):  # it is dying, or has too much to do to be asked for more
-                    lane.submit(_take_handovers, ())
+                    lane.submit(take_handovers, ())
             finally:
                 theirs.close()
 
@@ -237,12 +244,20 @@ class ShardGroup:
             missed = self._setups[self._setups_done[index] :]
             if not missed:
                 self._down.pop(index, None)
-                if not self.closed:
+                is_open = not self.closed
+                if is_open:
                     self._submits[index] = lane.submit
                 self._changing.notify_all()
-                return None
-            self._setups_done[index] += len(missed)
-        return lane.submit(_set_up, (missed,))
+            else:
+                self._setups_done[index] += len(missed)
+        if missed:
+            return lane.submit(set_up, (missed,))
+        life = self._supervisor.lives[index]
+        if is_open and life.incarnation > 1:
+            text = f"shard {index} (pid {life.pid}, incarnation {life.incarnation}) is up again"
+            logger.warning("%s", text)
+            self._tell(index, "up", text)
+        return None
 
     def _on_down(self, index: int, text: str) -> None:
         # failpoint: group.before_down
@@ -250,6 +265,16 @@ class ShardGroup:
             self._submits.pop(index, None)
             self._down[index] = text
             self._changing.notify_all()
+        life = self._supervisor.lives[index]
+        if not self.closed and life.incarnation and self._started_all:
+            self._tell(index, life.state.value, text)
+
+    def _tell(self, index: int, state: str, text: str) -> None:
+        try:
+            if self._on_change is not None:
+                self._on_change(index, state, text)
+        except Exception:
+            logger.exception("what was to hear that %s failed", text)
 
     def _lane_lost(self, index: int, incarnation: int, lane: Lane, error: ShardError) -> None:
         """In the reactor's thread, when a shard died or hung up."""
@@ -288,9 +313,9 @@ class ShardGroup:
         futures = [self.submit_to(index, function, *args) for index in range(self.size)]
         return [future.result(timeout_s) for future in futures]
 
-    def at_start(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run function(*args) in every shard: now, and in one that is restarted before it takes calls. Raises the first error;
-        then it does not run in those either."""
+    def at_start(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> None:
+        """Run function(*args) in every shard: now, and in one that is restarted before it takes calls; a coroutine function to
+        its end. Raises the first error, TimeoutError after `timeout_s` seconds; then it does not run in those either."""
         setup = (pickle_function(function), args)
         with self._changing:
             self._check_open()
@@ -299,10 +324,10 @@ class ShardGroup:
         try:
             futures = [submit(function, args) for _, submit in sorted(up.items())]
             for future in futures:
-                future.result()
+                future.result(timeout_s)
         except BaseException:
             with self._changing:
-                self._setups = [_NOTHING_TO_SET_UP if one is setup else one for one in self._setups]
+                self._setups = [NOTHING_TO_SET_UP if one is setup else one for one in self._setups]
             raise
 
     def not_at_start(self, function: Callable[..., Any], *first: Any, undo: Callable[..., Any] | None = None) -> None:
@@ -310,7 +335,7 @@ class ShardGroup:
         pickled = pickle_function(function)
         with self._changing:
             self._setups = [
-                (one, args) if one != pickled or args[: len(first)] != first else _NOTHING_TO_SET_UP for one, args in self._setups
+                (one, args) if one != pickled or args[: len(first)] != first else NOTHING_TO_SET_UP for one, args in self._setups
             ]
             if undo is not None and len(self._submits) < self.size:
                 self._setups.append((pickle_function(undo), first))
@@ -379,7 +404,7 @@ class ShardGroup:
         empty = []
         for submit in submits:
             with contextlib.suppress(ShardError):  # that shard is gone already
-                empty.append(submit(_wait_empty, ()))
+                empty.append(submit(wait_empty, ()))
         for future in empty:
             with contextlib.suppress(TimeoutError, ClosedError):  # whoever owns the driver may have closed it
                 future.error(max(0.0, deadline - time.monotonic()))
@@ -458,27 +483,3 @@ def _warn_when_crowded(pollers: int) -> bool:
         _crowding_told = True
         logger.warning("%s", warning)
     return warning is not None
-
-
-def _nothing() -> None:
-    """What takes the place of a setup that was taken back; and a shard never tells the application to stop."""
-
-
-_NOTHING_TO_SET_UP = (pickle_function(_nothing), ())
-
-
-# -- run in a shard --------------------------------------------------------------------------------------------------------
-
-
-def _set_up(setups: list[tuple[bytes, tuple[Any, ...]]]) -> int:
-    for pickled, args in setups:
-        call_pickled(pickled, args)
-    return os.getpid()
-
-
-def _take_handovers() -> None:
-    process.this_shard().take_handovers()
-
-
-def _wait_empty() -> Future:
-    return process.this_shard().tasks.wait_empty()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from shard.checks import is_count, is_finite
 
 # From, to; of all others any positive number is allowed.
 BOUNDS = {"connections_per_peer": (1, 9), "handshakes_waiting_max": (0, 1 << 20), "peer_silent_s": (0.5, 3600.0)}
@@ -56,7 +58,10 @@ class Limits:
     peer_silent_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for field in fields(self):
+            name, value, is_whole = field.name, getattr(self, field.name), field.type == "int"
+            if not (is_count(value) if is_whole else is_finite(value)):
+                raise ValueError(f"{name} = {value!r}: a {'whole ' if is_whole else ''}number is expected")
             if name not in BOUNDS:
                 if not value > 0:
                     raise ValueError(f"{name} = {value!r}: positive numbers are allowed")

@@ -350,6 +350,11 @@ class Lane:
 _LATER = frozenset({CoroutineType, Future, Task, Submitted})
 
 
+def is_answered_later(value: object) -> bool:
+    """Whether it is to be awaited: a coroutine, a task or a future of the engine."""
+    return type(value) in _LATER
+
+
 class _CallPickled:
     """call_pickled() as an object, which can be put into a class."""
 

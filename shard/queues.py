@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from shard.checks import is_count
 from shard.errors import ShardError
 
 Step = Callable[[], object]
@@ -38,8 +39,8 @@ class TaskClass:
     shares: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shares <= SHARES_MAX:
-            raise ValueError(f"task class {self.name!r} with {self.shares} shares: 1 to {SHARES_MAX} are possible")
+        if not is_count(self.shares, 1) or self.shares > SHARES_MAX:
+            raise ValueError(f"task class {self.name!r} with {self.shares!r} shares: 1 to {SHARES_MAX} are possible")
 
 
 # A tenth: bulk work goes on under full load (a second of it takes eleven), and costs latency work a tenth of its throughput at

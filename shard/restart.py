@@ -12,6 +12,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from shard.checks import is_count, is_finite
+
 NEVER, ON_FAILURE = "never", "on-failure"
 FORGIVEN_S = 60.0
 DOUBLINGS_MAX = 64  # of a microsecond, even: half a million years; and 2.0**1024 is an OverflowError
@@ -19,7 +21,8 @@ DOUBLINGS_MAX = 64  # of a microsecond, even: half a million years; and 2.0**102
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """What to do about a shard that died. Raises ValueError for a kind that is not there and bounds below zero."""
+    """What to do about a shard that died. Raises ValueError for a kind that is not there, and for bounds that are no numbers or
+    below zero."""
 
     kind: str = NEVER
     restarts_max: int = 5  # in a row: what dies at once each time will not live by a sixth start
@@ -29,8 +32,11 @@ class RestartPolicy:
     def __post_init__(self) -> None:
         if self.kind not in (NEVER, ON_FAILURE):
             raise ValueError(f"restart={self.kind!r}: {NEVER!r} and {ON_FAILURE!r} are possible")
-        if self.restarts_max < 0 or self.backoff_s < 0 or self.backoff_s_max < 0:
-            raise ValueError(f"{self}: no bound may be below zero")
+        if not is_count(self.restarts_max, 0):
+            raise ValueError(f"restarts_max={self.restarts_max!r}: a whole number from 0 on is allowed")
+        for name in ("backoff_s", "backoff_s_max"):
+            if not is_finite(getattr(self, name), 0.0):
+                raise ValueError(f"{name}={getattr(self, name)!r}: a number of seconds from 0 on is allowed")
 
     def delay_s(self, exit_code: int | None, restarts: int) -> float | None:
         """Seconds until the next start of a shard that ended so and was restarted `restarts` times in a row; None: never."""

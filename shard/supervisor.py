@@ -252,7 +252,9 @@ class Supervisor:
             life.state = State.GONE
         else:
             life.state, life.due = State.WAITING, now + delay_s
-            logger.warning("%s; %s", what, outlook)
+        if self._stop_by is None and not first_start:  # else whoever closes the group, or fails to start it, knows
+            is_lost = delay_s is None and life.exit_code != 0
+            logger.log(logging.ERROR if is_lost else logging.WARNING, "%s; %s", what, outlook)
         self._on_down(life.index, f"{what}; {outlook}")
 
     def _restart(self, life: Life, now: float) -> None:
@@ -260,10 +262,10 @@ class Supervisor:
         try:
             self._begin(life, now + START_TIMEOUT_S)
         except Exception as error:  # no memory, no descriptors: the next try may find some
-            logger.exception("shard %d could not be started", life.index)
             life.error = error
             delay_s = self._policy.delay_s(None, life.restarts)
             outlook = self._policy.outlook(None, life.restarts)
+            logger.exception("shard %d could not be started; %s", life.index, outlook)
             if delay_s is None:
                 life.state = State.GONE
             else:

@@ -153,7 +153,8 @@ LONGER_FOR_A_REASON: dict[str, str] = {}
 # Layers from the ground up; a module sees those in layers below its own. Names ending in "." stand for a whole package.
 LAYERS = {
     "shard": (
-        ("shard.errors", "shard.topology", "shard.restart", "shard.interpreter"),
+        ("shard.errors", "shard.topology", "shard.interpreter", "shard.checks"),
+        ("shard.restart",),
         ("shard.failpoints",),
         ("shard.callers", "shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle"),
         ("shard.memory_room", "shard.timers"),
@@ -176,6 +177,7 @@ LAYERS = {
         ("shard.handover",),
         ("shard.process",),
         ("shard.supervisor",),
+        ("shard.group_calls",),
         ("shard.group",),
         ("shard.sharded",),
         ("shard",),

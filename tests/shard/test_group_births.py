@@ -99,10 +99,10 @@ def test_a_shard_that_cannot_be_told_what_it_is_to_run_at_its_start_is_ended(mon
 def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     made, make_lane = list[LaneEnd](), group_module.make_lane
 
-    def refuse_the_third(incarnation: int) -> tuple[LaneEnd, LaneEnd]:
+    def refuse_the_third(incarnation: int, ring_bytes: int) -> tuple[LaneEnd, LaneEnd]:
         if len(made) == 4:
             raise ShmFull("no room for a third lane")
-        ends = make_lane(incarnation)
+        ends = make_lane(incarnation, ring_bytes)
         made.extend(ends)
         return ends
 

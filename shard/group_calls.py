@@ -1,0 +1,39 @@
+"""What a group runs in its shards for itself."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from shard import process
+from shard.future import Future
+from shard.mesh import is_answered_later
+from shard.payload import call_pickled, pickle_function
+
+Setup = tuple[bytes, tuple[Any, ...]]  # a function, pickled, and its arguments
+
+
+async def set_up(setups: list[Setup]) -> int:
+    """What a shard runs before it counts as up, one after the other; its pid."""
+    for pickled, args in setups:
+        value = call_pickled(pickled, args)
+        if is_answered_later(value):
+            await value
+    return os.getpid()
+
+
+def nothing() -> None:
+    """What takes the place of a setup that was taken back; and a shard never tells the application to stop."""
+
+
+NOTHING_TO_SET_UP: Setup = (pickle_function(nothing), ())
+
+
+def take_handovers() -> None:
+    """Connect the lanes that were handed over by now."""
+    process.this_shard().take_handovers()
+
+
+def wait_empty() -> Future:
+    """Done when no other process waits for a task of this shard."""
+    return process.this_shard().tasks.wait_empty()
