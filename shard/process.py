@@ -94,7 +94,7 @@ class Shard:
         self._idle_ns = 0
         self._started = self.reactor.clock()
         self._stalls = StallDetector(
-            self.reactor, threading.get_ident(), birth.stall_budget_s, f"shard {birth.index} (pid {os.getpid()})"
+            self.reactor, threading.get_ident(), birth.stall_budget_s, f"shard {birth.index} (pid {os.getpid()})", counts=True
         )
 
     def submit_to(self, index: int, function: Callable[..., Any], *args: Any) -> Future:
@@ -188,10 +188,12 @@ class Shard:
         reactor, idle = self.reactor, self._idle
         clock, poll, spin = time.monotonic, reactor.poll, reactor.spin
         spin_turns = idle.spin_turns
-        now = write_counters_at = clock()
+        budget_s, stalled = self._stalls.budget_s, self._stalls.count
+        look_s = min(COUNTERS_PERIOD_S, budget_s)  # a turn over the budget passes the next look, whenever it begins
+        now = write_counters_at = look_at = clock()
         while not self._stopping:
             if poll(now) or spin(spin_turns):
-                now = clock()
+                began, now = now, clock()
                 idle.work(now)
             else:
                 before, now = now, clock()
@@ -201,9 +203,14 @@ class Shard:
                     reactor.park(park_s)
                     now = clock()
                 self._idle_ns += int((now - before) * 1e9)
-            if now >= write_counters_at:
-                write_counters_at = now + COUNTERS_PERIOD_S
-                self._write_counters(counters)
+                began = now
+            if now >= look_at:
+                look_at = now + look_s
+                if now - began >= budget_s:
+                    stalled(now - began)
+                if now >= write_counters_at:
+                    write_counters_at = now + COUNTERS_PERIOD_S
+                    self._write_counters(counters)
 
     def _end(self, counters: Counters) -> None:
         for closer in reversed(self._closers):

@@ -13,9 +13,12 @@ A stall is told when it is noticed, each time that it has doubled, and when it i
 rest is counted. While the reactor is parked the looks are PARKED_LOOK_S apart: 0.02 % of a core. (To be woken at the end of each
 park would cost what was woken for its first microseconds.)
 
-One that is over within 1.5 budgets, or in the first PARKED_LOOK_S after a park, may go unseen; what is told lasted at least the
-budget. A process that was stopped (SIGSTOP, a frozen machine) in the middle of a handler cannot be told from one whose handler
-took so long. A thread that turns the reactor and is in no handler has no core, or waits for the interpreter, which in inline mode
+One that is over within 1.5 budgets, or in the first PARKED_LOOK_S after a park, may go unseen and untold; what is told lasted
+at least the budget. Whoever turns the reactor in a loop of its own (process.py) counts what this thread may miss: each turn
+that lasted the budget or longer, once, when it is over.
+
+A process that was stopped (SIGSTOP, a frozen machine) in the middle of a handler cannot be told from one whose handler took so
+long. A thread that turns the reactor and is in no handler has no core, or waits for the interpreter, which in inline mode
 (driver.py) the application's own threads may keep from it: hence `handlers_only`.
 """
 
@@ -135,6 +138,7 @@ class StallDetector:
     engine        packages and modules whose frames are not what a user looks for: the outermost function of none of them is named
     progress      changes whenever the reactor moves; for owners that move it without turns, or turn it in several threads
     handlers_only  a thread that is in the engine's own functions alone does not stall
+    counts         whoever turns the reactor calls count()
     """
 
     def __init__(
@@ -147,6 +151,7 @@ class StallDetector:
         engine: tuple[str, ...] = ("shard",),
         progress: Callable[[], int] | None = None,
         handlers_only: bool = False,
+        counts: bool = False,
     ) -> None:
         self._reactor = reactor
         self._thread_ident = thread_ident if callable(thread_ident) else lambda: thread_ident
@@ -157,16 +162,28 @@ class StallDetector:
         self._handlers_only = handlers_only
         self._check = StallCheck(budget_s)
         self._handler = ENDED  # that the present stall was last seen in
+        self._counted: int | None = 0 if counts else None
+        self._longest_s = 0.0  # of those counted
+
+    @property
+    def budget_s(self) -> float:
+        """How long a turn may last, in seconds."""
+        return self._check.budget_s
 
     @property
     def stalls(self) -> int:
-        """Turns that lasted longer than the budget, as far as noticed; told or not."""
-        return self._check.stalls
+        """Turns that lasted the budget or longer, told or not: where count() is called all that ended, else those noticed."""
+        return self._counted if self._counted is not None else self._check.stalls
 
     @property
     def longest_s(self) -> float:
         """The longest of them, in seconds; of one under way, as long as it was when last told."""
-        return self._check.longest_s
+        return max(self._check.longest_s, self._longest_s)
+
+    def count(self, lasted_s: float) -> None:
+        """A turn has ended that lasted so long. For whoever turns the reactor, who calls it for each that lasted the budget."""
+        self._counted = (self._counted or 0) + 1
+        self._longest_s = max(self._longest_s, lasted_s)
 
     def start(self) -> None:
         """Begin to watch."""
