@@ -17,8 +17,12 @@ class Limits:
 
     # The typed part of a message, arrays apart: what a handler's arguments come to without bulk data.
     body_bytes_max: int = 64 << 20
-    # All arrays of one message together: a peer cannot make us reserve more in one go.
-    blocks_bytes_max: int = 16 << 30
+    # All arrays of one message together: a peer cannot make us reserve more in one go. Above the largest usual tensors.
+    blocks_bytes_max: int = 4 << 30
+    # What the arrays of one compressed message may expand to: some kilobytes are enough to announce a gibibyte ...
+    expanded_bytes_max: int = 256 << 20
+    # ... and what all of them may come to that this process still holds, over all connections.
+    expanded_total_bytes_max: int = 4 << 30
     # Arrays of one message: a descriptor each, and 32 bytes of a ring record.
     blocks_max: int = 4096
     # What waits for a slow peer before callers are told: some seconds of small calls ...

@@ -63,6 +63,7 @@ PURE = {
     "prpc_engine.archive.decoder",
     "prpc_engine.archive.dtypes",
     "prpc_engine.archive.encoder",
+    "prpc_engine.archive.keys",
     "prpc_engine.archive.lazy",
     "prpc_engine.archive.pickles",
     "prpc_engine.archive.tensors",

@@ -42,8 +42,8 @@ class Archive:
         self.encode_arguments: Callable[[tuple[Any, ...]], Message] = encoder.encode_arguments
         if compression is not None:
             compressor = compressor_of(compression)
-            self.encode = lambda value: compress(compression, compressor, *encoder.encode(value))
-            self.encode_arguments = lambda values: compress(compression, compressor, *encoder.encode_arguments(values))
+            self.encode = lambda value: compress(compression, compressor, limits, *encoder.encode(value))
+            self.encode_arguments = lambda values: compress(compression, compressor, limits, *encoder.encode_arguments(values))
         self.decode = decoder.decode
         self.decode_plain = decoder.decode_plain
 

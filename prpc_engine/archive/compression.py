@@ -6,8 +6,9 @@
 What replaces the body is the extension type COMPRESSED: [algorithm, body size, [size, or -1 for one left as it was, ...]]. The
 compressed body is a block, so that a reader without blocks (Decoder.decode_plain) never meets one that it could expand.
 
-Against a message that is small and expands without end: sizes are compared with the limits before anything is expanded, and no
-algorithm is ever let go on past the size that was announced.
+Against messages that are small and expand to much: sizes are compared with the limits before anything is reserved, each message's
+with expanded_bytes_max, and with expanded_total_bytes_max what is held of all messages of the process. Data are expanded into
+memory of the announced size, once, and no algorithm is ever let go on past it.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from prpc_engine.archive.expanded import expanded
 from prpc_engine.archive.wire import COMPRESSED, ArchiveError
 from prpc_engine.errors import ConfigError
 from shard import Limits
 
 Block = NDArray[np.uint8]
+Fill = Callable[[memoryview, memoryview], bool]
 ZLIB, ZSTD, LZ4 = 1, 2, 3
 ALGORITHMS = {"zlib": ZLIB, "zstd": ZSTD, "lz4": LZ4}
 COMPRESS_BYTES_MIN = 4096  # smaller messages take longer to compress than to send
 ZLIB_LEVEL = 1  # the fastest: what links are made of today is quicker than any higher one
 ZSTD_LEVEL = 1
 ZSTD_WINDOW_BYTES_MAX = 8 << 20  # what all levels but the "ultra" ones use; a peer could ask for 2 GiB
-_CHUNK_BYTES = 1 << 20  # asked for all at once, zstd and lz4 reserve all at once, whatever comes then
+_CHUNK_BYTES = 1 << 20  # asked for all at once, lz4 and zlib reserve all at once, whatever comes then
+_INPUT_BYTES = 1 << 16  # what zlib cannot take at once it copies at each call
 
 _encode = msgspec.msgpack.encode
 
@@ -64,11 +68,12 @@ def compressor_of(name: str) -> Callable[[bytes | memoryview], bytes]:
 
 
 def compress(
-    name: str, compressor: Callable[[bytes | memoryview], bytes], body: bytes, blocks: Sequence[Block]
+    name: str, compressor: Callable[[bytes | memoryview], bytes], limits: Limits, body: bytes, blocks: Sequence[Block]
 ) -> tuple[bytes, Sequence[Block]]:
-    """The message made smaller, or as it was when that saves nothing or is not worth the while."""
+    """The message made smaller, or as it was when that saves nothing, is not worth the while, or a peer with these limits would
+    not expand it."""
     size = len(body) + sum(block.nbytes for block in blocks)
-    if size < COMPRESS_BYTES_MIN:
+    if size < COMPRESS_BYTES_MIN or size - len(body) > limits.expanded_bytes_max:
         return body, blocks
     smaller = [np.frombuffer(compressor(body), np.uint8)]
     sizes = []
@@ -91,39 +96,44 @@ def expand(payload: memoryview, blocks: Sequence[Block], limits: Limits) -> tupl
     if not 0 <= header.body_bytes <= limits.body_bytes_max:
         raise ArchiveError(f"compressed body of {header.body_bytes} bytes, at most {limits.body_bytes_max} allowed")
     whole = sum(max(size, 0) for size in sizes)
-    if min(sizes, default=0) < -1 or whole > limits.blocks_bytes_max:
-        raise ArchiveError(f"compressed blocks of {whole} bytes, at most {limits.blocks_bytes_max} allowed")
-    expander = _expander_of(header.algorithm)
-    body = _expanded(expander, blocks[0], header.body_bytes)
-    return body.data, [
-        block if size < 0 else _expanded(expander, block, size) for block, size in zip(blocks[1:], sizes, strict=True)
-    ]
+    if min(sizes, default=0) < -1 or whole > limits.expanded_bytes_max:
+        raise ArchiveError(
+            f"compressed blocks of {whole} bytes, at most {limits.expanded_bytes_max} allowed (limit expanded_bytes_max)"
+        )
+    fill = _filler_of(header.algorithm)
+    packed = [blocks[0], *(block for block, size in zip(blocks[1:], sizes, strict=True) if size >= 0)]
+    filled = expanded.reserve([header.body_bytes, *(size for size in sizes if size >= 0)], limits.expanded_total_bytes_max)
+    for block, target in zip(packed, filled, strict=True):
+        _expand(fill, block, target)
+    rest = iter(filled[1:])
+    return filled[0].data, [block if size < 0 else next(rest) for block, size in zip(blocks[1:], sizes, strict=True)]
 
 
-def _expanded(expander: Callable[[memoryview, int], bytes], block: Block, size: int) -> Block:
+def _expand(fill: Fill, block: Block, target: Block) -> None:
+    """One block into the memory that was reserved for it, which is not written again."""
     try:
-        data = expander(block.data, size)
+        is_whole = fill(block.data, target.data)
     except Exception as error:  # each package has errors of its own
         raise ArchiveError(f"{block.nbytes} compressed bytes cannot be expanded: {type(error).__name__}: {error}") from error
-    if len(data) != size:
-        raise ArchiveError(f"{block.nbytes} compressed bytes are not the {size} that they were said to be")
-    return np.frombuffer(data, np.uint8)
+    if not is_whole:
+        raise ArchiveError(f"{block.nbytes} compressed bytes are not the {target.nbytes} that they were said to be")
+    target.flags.writeable = False
 
 
-def _expander_of(algorithm: int) -> Callable[[memoryview, int], bytes]:
-    """A function of data and their size that gives at most a chunk more."""
+def _filler_of(algorithm: int) -> Fill:
+    """What writes data into the memory given; False when they are more or fewer bytes. A chunk besides, at most."""
     try:
         if algorithm == ZLIB:
-            return lambda data, size: zlib.decompressobj().decompress(data, size + 1)
+            return lambda data, target: _join(_zlib_parts(data), target)
         if algorithm == ZSTD:
             import zstandard
 
             context: Any = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX)
-            return lambda data, size: _joined(_zstd_parts(context.stream_reader(data)), size)
+            return lambda data, target: _read(context.stream_reader(data), target)
         if algorithm == LZ4:
             import lz4.frame
 
-            return lambda data, size: _joined(_lz4_parts(lz4.frame.LZ4FrameDecompressor(), data), size)
+            return lambda data, target: _join(_lz4_parts(lz4.frame.LZ4FrameDecompressor(), data), target)
     except ImportError as error:
         name = next(name for name, number in ALGORITHMS.items() if number == algorithm)
         raise ArchiveError(
@@ -132,19 +142,35 @@ def _expander_of(algorithm: int) -> Callable[[memoryview, int], bytes]:
     raise ArchiveError(f"compressed with unknown algorithm {algorithm}")
 
 
-def _joined(parts: Iterable[bytes], size: int) -> bytes:
-    """The parts until they come to more than the size."""
-    taken = []
+def _join(parts: Iterable[bytes], target: memoryview) -> bool:
+    at = 0
     for part in parts:
-        taken.append(part)
-        size -= len(part)
-        if size < 0:
-            break
-    return b"".join(taken)
+        if len(part) > len(target) - at:
+            return False
+        target[at : at + len(part)] = part
+        at += len(part)
+    return at == len(target)
 
 
-def _zstd_parts(reader: Any) -> Iterator[bytes]:
-    return iter(lambda: reader.read(_CHUNK_BYTES), b"")
+def _read(reader: Any, target: memoryview) -> bool:
+    at = 0
+    while at < len(target):
+        count = reader.readinto(target[at:])
+        if not count:
+            return False
+        at += count
+    return not reader.read(1)
+
+
+def _zlib_parts(data: memoryview) -> Iterator[bytes]:
+    stream = zlib.decompressobj()
+    for start in range(0, len(data), _INPUT_BYTES):
+        piece: memoryview | bytes = data[start : start + _INPUT_BYTES]
+        while piece and not stream.eof:
+            yield stream.decompress(piece, _CHUNK_BYTES)
+            piece = stream.unconsumed_tail
+    while not stream.eof and (part := stream.decompress(b"", _CHUNK_BYTES)):
+        yield part
 
 
 def _lz4_parts(decompressor: Any, data: memoryview) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import zlib
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from prpc_engine.archive import Archive, ArchiveError, Decoder, encode
 from prpc_engine.archive.compression import ALGORITHMS, COMPRESS_BYTES_MIN, ZLIB, compressor_of
+from prpc_engine.archive.expanded import expanded
 from prpc_engine.archive.wire import COMPRESSED
 from prpc_engine.errors import ConfigError
 from shard import DEFAULT_LIMITS
@@ -89,21 +91,60 @@ def test_a_message_that_expands_past_what_it_said_is_stopped_there(name: str) ->
     assert Decoder().decode(*message(ALGORITHMS[name], 1, [64 << 20], none, bomb)) is None
 
 
-def test_one_that_says_more_than_it_holds_reserves_only_what_it_holds(name: str) -> None:
+def test_one_that_says_more_than_it_holds_is_refused_and_nothing_of_it_is_held(name: str) -> None:
     small = compressor_of(name)(b"\xc0" * 10)
+    before = expanded.nbytes
     for size in (11, 32 << 20):
-        with reserving_at_most(4 << 20), pytest.raises(ArchiveError):
+        with reserving_at_most(size + (4 << 20)), pytest.raises(ArchiveError):
             Decoder().decode(*message(ALGORITHMS[name], size, [], small))
+    gc.collect()
+    assert expanded.nbytes == before
+
+
+def test_an_expanded_message_is_in_memory_once(name: str) -> None:
+    compress = compressor_of(name)
+    body, block = compress(b"\xc0"), compress(bytes(128 << 20))
+    with reserving_at_most((128 << 20) + (8 << 20)):
+        Decoder().decode(*message(ALGORITHMS[name], 1, [128 << 20], body, block))
+
+
+def test_a_small_message_that_says_a_gibibyte_is_refused_by_default(name: str) -> None:
+    none = compressor_of(name)(b"\xc0")
+    with reserving_at_most(4 << 20), pytest.raises(ArchiveError, match="limit expanded_bytes_max"):
+        Decoder().decode(*message(ALGORITHMS[name], 1, [1 << 30], none, none))
+    assert DEFAULT_LIMITS.expanded_bytes_max <= DEFAULT_LIMITS.expanded_total_bytes_max < 16 << 30
+    assert DEFAULT_LIMITS.blocks_bytes_max < 16 << 30
+
+
+def test_what_a_peer_would_not_expand_goes_as_it_is(name: str) -> None:
+    limits = dataclasses.replace(DEFAULT_LIMITS, expanded_bytes_max=50_000)
+    for size, is_smaller in ((50_000, True), (50_001, False)):
+        body, blocks = Archive(compression=name, limits=limits).encode(np.zeros(size, np.uint8))
+        assert (blocks[-1].nbytes < size) == is_smaller
+        assert Decoder(limits=limits).decode(body, blocks).nbytes == size
+
+
+def test_what_all_messages_have_expanded_to_is_bounded_while_it_is_held(name: str) -> None:
+    limits = dataclasses.replace(DEFAULT_LIMITS, expanded_total_bytes_max=expanded.nbytes + 250_000)
+    value = [np.zeros(100_000, np.uint8), "x" * COMPRESS_BYTES_MIN]
+    sent = Archive(compression=name).encode(value)
+    decoders = [Decoder(limits=limits) for _ in range(3)]  # of three connections
+    held = [decoder.decode(*sent)[0][10:20] for decoder in decoders[:2]]
+    with pytest.raises(ArchiveError, match=r"beside 2.* that are held of others, at most .*expanded_total_bytes_max"):
+        decoders[2].decode(*sent)
+    del held[0]
+    gc.collect()
+    assert decoders[2].decode(*sent)[0].nbytes == 100_000
 
 
 def test_sizes_are_held_against_the_limits_before_anything_is_expanded(name: str) -> None:
-    limits = dataclasses.replace(DEFAULT_LIMITS, body_bytes_max=1000, blocks_bytes_max=5000)
+    limits = dataclasses.replace(DEFAULT_LIMITS, body_bytes_max=1000, expanded_bytes_max=5000)
     compress = compressor_of(name)
     body, block = compress(b"\xc0"), compress(bytes(3000))
     decoder = Decoder(limits=limits)
     with pytest.raises(ArchiveError, match="compressed body of 1001 bytes, at most 1000 allowed"):
         decoder.decode(*message(ALGORITHMS[name], 1001, [], compress(b"\xc0" * 1001)))
-    with pytest.raises(ArchiveError, match="compressed blocks of 6000 bytes, at most 5000 allowed"):
+    with pytest.raises(ArchiveError, match=r"compressed blocks of 6000 bytes, at most 5000 allowed .limit expanded_bytes_max"):
         decoder.decode(*message(ALGORITHMS[name], 1, [3000, 3000], body, block, block))
     assert decoder.decode(*message(ALGORITHMS[name], 1, [3000], body, block)) is None
 
@@ -143,6 +184,6 @@ def test_a_missing_package_is_named_on_either_side(absent: str, monkeypatch: pyt
     ):
         Archive(compression=absent)
     with pytest.raises(
-        ArchiveError, match=rf"compressed with {absent}, which is not installed here: pip install prpc\[{absent}\]"
+        ArchiveError, match=rf"compressed with {absent}, which is not installed here: pip install 'prpc-engine\[{absent}\]'"
     ):
         Decoder().decode(*message(ALGORITHMS[absent], 1, [], b"x"))
