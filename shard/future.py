@@ -54,6 +54,11 @@ class Future(msgspec.Struct, eq=False):
     _outcome: Any = None
     _open: None = None  # there until somebody completes it
 
+    def __repr__(self) -> str:  # msgspec's own reads every field, and `_open` is gone once it is done
+        if self.finished == PENDING:
+            return f"<{type(self).__name__} pending>"
+        return f"<{type(self).__name__} {'error' if self.finished == ERROR else 'value'} {self._outcome!r:.200}>"
+
     def done(self) -> bool:
         """Whether there is a value or an error."""
         return self.finished != PENDING

@@ -55,7 +55,7 @@ def ask(service: RpcService, kind: int, call_id: int, method: str, value: int) -
         route = client._directory.routes[0]
         peer = service._node.peer_at(route.addresses, PATIENCE_S, "the vault")
         body, blocks = peer.decoder.encode_arguments((value,))
-        call = Call(peer._waiter, 0, None, None, peer.calls, call_id, (method, route), None, body, blocks)
+        call = Call(peer._waiter, table=peer.calls, call_id=call_id, asked=(method, route), body=body, blocks=blocks)
         call.overall = NEVER
         usual, peer._next_id = peer._next_id, lambda: call_id
         peer.resend(call, route, PATIENCE_S, kind)
@@ -176,9 +176,9 @@ def test_the_allow_list_is_asked_for_every_kind_of_method_however_it_is_called(k
             pair.client.notify(Route(), method, method_key(method), ())
             pair.turn()
         elif kind == OPEN:
-            call = pair.client.open(Route(), method, method_key(method), (), PATIENCE_S).call
+            stream = pair.client.open(Route(), method, method_key(method), (), PATIENCE_S)
             pair.turn()
-            assert isinstance(call.error(), errors.NotAllowed)
+            assert isinstance(stream.call.error(), errors.NotAllowed)
         else:
             body, blocks = pair.client.decoder.encode_arguments(())
             call = Call(asked=(method, Route()), body=body, blocks=blocks, call_id=9, overall=NEVER)

@@ -321,3 +321,14 @@ def test_a_thread_can_wait_for_what_was_gathered() -> None:
         driver.reactor.call_soon(lambda future=future: future.set_result(1))  # type: ignore[misc]
     assert gather(futures, driver).result(PATIENCE_S) == [1, 1, 1]
     driver.close()
+
+
+def test_a_future_can_be_printed_before_and_after_it_is_done() -> None:
+    done, failed = Future(), Future()
+    done.set_result([3])
+    failed.set_error(ValueError("no"))
+    assert [repr(one) for one in (Future(), done, failed)] == [
+        "<Future pending>",
+        "<Future value [3]>",
+        "<Future error ValueError('no')>",
+    ]
