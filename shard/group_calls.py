@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from shard import process
@@ -13,13 +14,19 @@ from shard.payload import call_pickled, pickle_function
 Setup = tuple[bytes, tuple[Any, ...]]  # a function, pickled, and its arguments
 
 
-async def set_up(setups: list[Setup]) -> int:
-    """What a shard runs before it counts as up, one after the other; its pid."""
-    for pickled, args in setups:
+def set_up(setups: Sequence[Setup]) -> int | Coroutine[Any, Any, int]:
+    """What a shard runs before it counts as up, one after the other; its pid. A task only where one of them is answered later."""
+    for number, (pickled, args) in enumerate(setups, 1):
         value = call_pickled(pickled, args)
         if is_answered_later(value):
-            await value
+            return _go_on(value, setups[number:])
     return os.getpid()
+
+
+async def _go_on(value: Any, setups: Sequence[Setup]) -> int:
+    await value
+    pid = set_up(setups)
+    return pid if isinstance(pid, int) else await pid
 
 
 def nothing() -> None:
