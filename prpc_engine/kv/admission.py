@@ -57,26 +57,35 @@ class Doorkeeper:
     def __init__(self, admission: Admission) -> None:
         self._min_count = admission.min_count
         self._mask = np.uint64(2**admission.width_bits - 1)
-        self._counters = np.zeros((DEPTH, 2**admission.width_bits), np.uint8)
-        self._additions = 0
+        self.counters = np.zeros((DEPTH, 2**admission.width_bits), np.uint8)
+        self.additions = 0  # since they were halved last; then the half of those
 
     @property
     def nbytes(self) -> int:
         """Memory of the counters."""
-        return self._counters.nbytes
+        return self.counters.nbytes
 
     def admit(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Count one push for each key (int64[n], none twice), and say which may have a row now: bool[n]."""
+        admitted: npt.NDArray[np.bool_] = self.count(keys) >= self._min_count
+        return admitted
+
+    def load(self, counters: npt.NDArray[np.uint8]) -> None:
+        """Count as high as these do, too: several sketches, of other keys each, may come together in one."""
+        np.maximum(self.counters, counters, out=self.counters)
+
+    def count(self, keys: Keys) -> npt.NDArray[np.uint8]:
+        """Count one push for each key (int64[n], none twice), and say how many those are now: uint8[n]."""
         hashed = mix64(mix64(keys))  # mixed again: the bits of the first are the index's and the partition's
         stride = (hashed >> np.uint64(32)) | np.uint64(1)
         places = [((hashed + np.uint64(line) * stride) & self._mask).view(np.int64) for line in range(DEPTH)]
-        count = np.minimum.reduce([counters[place] for counters, place in zip(self._counters, places, strict=True)])
+        count = np.minimum.reduce([counters[place] for counters, place in zip(self.counters, places, strict=True)])
         count = np.minimum(count, 254) + np.uint8(1)
-        for counters, place in zip(self._counters, places, strict=True):
+        for counters, place in zip(self.counters, places, strict=True):
             np.maximum.at(counters, place, count)  # two keys may share a counter: the greater count stays
-        self._additions += len(keys)
-        if self._additions > AGING_ADDITIONS << int(self._mask).bit_length():
-            self._counters >>= 1
-            self._additions //= 2
-        admitted: npt.NDArray[np.bool_] = count >= self._min_count
-        return admitted
+        self.additions += len(keys)
+        if self.additions > AGING_ADDITIONS << int(self._mask).bit_length():
+            self.counters >>= 1
+            self.additions //= 2
+        counted: npt.NDArray[np.uint8] = count
+        return counted

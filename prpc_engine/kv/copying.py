@@ -49,9 +49,12 @@ class Outgoing:
         for name, cut in self._cuts.items():
             for begin, end in cut.pieces(PIECE_BYTES):
                 yield name, begin, cut.read(begin, end, cut.empty_piece(PIECE_BYTES))
+            for what, array in cut.singles.items():
+                for begin in range(0, array.size, PIECE_BYTES):
+                    yield name, begin, {what: array.reshape(-1)[begin : begin + PIECE_BYTES]}
 
     def read(self) -> tuple[str, int, dict[str, Array]] | None:
-        """The next piece: table, first row (of a dense table: element), columns; None: that was all."""
+        """The next piece: table, first row (of a dense table, and of singles(): element), columns; None: that was all."""
         piece = next(self._pieces, None)
         if piece is None:
             self.close()
@@ -77,7 +80,10 @@ class Incoming:
         """What read() gave."""
         _, there = self.shard.tables[table]
         if isinstance(there, SparseTable):
-            there.load(piece)
+            if "sketch" in piece:
+                there.singles()["sketch"].reshape(-1)[begin : begin + len(piece["sketch"])] = piece["sketch"]
+            else:
+                there.load(piece)
             return
         for name, array in there.columns().items():
             flat = array.reshape(-1)
@@ -87,5 +93,7 @@ class Incoming:
     def finish(self) -> TableShard:
         """All pieces are there."""
         for name, scalars in self._scalars.items():
-            self.shard.tables[name][1].load_scalars(scalars)
+            table = self.shard.tables[name][1]
+            table.load_scalars(scalars)
+            table.load_counters(scalars)
         return self.shard

@@ -1,9 +1,13 @@
 """Which rows of a sparse table have to go: the oldest above a bound on their number, and those unused for too long.
 
-A row carries a stamp: when it was last pulled or pushed, in pushes of the table, or in milliseconds with `ttl_s`. What a
-push is about to change is stamped PINNED meanwhile, so that it never evicts its own rows. Choosing the oldest looks at all
-stamps, so a full table makes room for a sixteenth of its rows at once: of 10 million rows of 64 floats 625 thousand go
-in 0.25 s (numpy 2.4, one EPYC core), and then none for as many new keys.
+A row carries a stamp: when it was last pulled or pushed, in the table's time. That counts pushes of the table; with `ttl_s`,
+milliseconds since the table was made. It is no machine's clock: it goes on where a replica is promoted (which is told the time
+with each change), stands still while the table is in a checkpoint only, and nobody who sets a clock makes rows expire. So stamps
+mean the same on all servers, and in checkpoints.
+
+What a push is about to change is stamped PINNED meanwhile, so that it never evicts its own rows. Choosing the oldest looks at
+all stamps, so a full table makes room for a sixteenth of its rows at once: of 10 million rows of 64 floats 625 thousand go in
+0.25 s (numpy 2.4, one EPYC core), and then none for as many new keys.
 """
 
 from __future__ import annotations
@@ -67,10 +71,16 @@ class Evictor:
         self.rows_max = eviction.rows_max if eviction.rows_max is not None else ROWS_MAX_MAX
         self._ttl = eviction.ttl_steps if eviction.ttl_s is None else int(1000 * eviction.ttl_s)
         self._sweep_at = 0
+        self._begin_ms = int(1000 * self._clock()) if self._clock is not None else 0  # of the table's time, by the clock
 
     def stamp(self, step: int) -> int:
         """The present moment, where `step` pushes came before."""
-        return step if self._clock is None else int(1000 * self._clock())
+        return step if self._clock is None else int(1000 * self._clock()) - self._begin_ms
+
+    def catch_up(self, moment: int) -> None:
+        """The table's time is that moment now, or later."""
+        if self._clock is not None:
+            self._begin_ms = min(self._begin_ms, int(1000 * self._clock()) - moment)
 
     def expired(self, stamps: Stamps, now: int) -> npt.NDArray[np.int64]:
         """The rows unused for longer than the time to live; looked for a few times in it, else none are named."""

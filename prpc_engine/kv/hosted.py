@@ -11,6 +11,11 @@
     over       placement says so
     any        the placement does not name it          gone: what waits is told to go elsewhere
 
+The primary alone decides which keys get rows and which rows go, and sees pulls. It forwards `replay`, a push with what was
+decided for it; `catch_up`, what was decided and used beside; and `create_table`. A replica does those, and so is equal to it in
+rows, optimizer state, stamps, counts and versions (decisions.py). What pulls have left since the primary told last is taken back
+when it hands over.
+
 A push is replicated when every stream that is live, and every replica by the placement, has it, and there is one at least. A
 stream that breaks counts until the placement says that it is no replica any more: else a server that may be promoted would lack
 the push.
@@ -26,12 +31,13 @@ from functools import partial
 from typing import Any
 
 from prpc_engine.deferred import Deferred
-from prpc_engine.errors import ConfigError, RpcError
+from prpc_engine.errors import BadArguments, ConfigError, RpcError
 from prpc_engine.kv.copying import Outgoing
 from prpc_engine.kv.ledger import nobody
 from prpc_engine.kv.placement import Placed
 from prpc_engine.kv.server import TableShard, follow, pushing_node
 from prpc_engine.kv.stream import Stream
+from prpc_engine.kv.table import DenseTable, SparseTable
 from shard import Future
 
 EARLY_MAX = 65536  # forwards that arrived before one with a smaller number: as many as calls in flight on a connection
@@ -66,6 +72,7 @@ class Hosted:
         self._waiting: deque[tuple[int, Deferred, Any]] = deque()  # number, answer, value: until it is replicated
         self._held: list[Deferred] = []  # pushes that came while it is handed over
         self._early: dict[int, tuple[Deferred, tuple[Any, ...]]] = {}
+        self._tables = tables_of(shard)  # as they are now: asked with each push
         self._take_role()
 
     @property
@@ -94,9 +101,16 @@ class Hosted:
             is_demoted = server in before.replicas and server not in placed.replicas  # it drops what it has (host.py)
             if server not in placed.holders or is_demoted or (stream.failure and server not in placed.replicas):
                 self.streams.pop(server).close()
+        if not self.streams:
+            for table in self._tables.values():
+                table.stop_telling()
         self._look(False)
 
     def _take_role(self) -> None:
+        for table in self._tables.values():
+            if not self.is_primary:
+                table.take_back()
+            table.stop_telling()
         self.shard.on_applied = self._on_applied if self.is_primary else None
         self.shard.ledger.pusher = pushing_node if self.is_primary else nobody  # a replica's caller is the primary
         if self.is_primary:
@@ -183,6 +197,8 @@ class Hosted:
             return answer
         is_new = self.shard.create_table(spec)
         if is_new:
+            if self.streams:
+                self._begin_telling()
             self._forward("create_table", spec)
         if not self._copies():
             return is_new
@@ -191,7 +207,19 @@ class Hosted:
         return answer
 
     def _on_applied(self, client: int, sequence: int, verb: str, table: str, arrays: tuple[Any, ...]) -> None:
-        self._forward("apply", client, sequence, verb, table, *arrays)
+        decision = self._table(table).take_decision(with_push=True) if self.streams else None
+        self._forward("replay", client, sequence, table, decision, *arrays)
+
+    def _tell(self, table: str) -> None:
+        """Forward what was decided beside pushes, and what pulls have left. Not while it is handed over: its heir may have taken
+        over already."""
+        if self.streams and self._handed is None:
+            self._forward("catch_up", table, self._table(table).take_decision())
+
+    def _tell_all(self) -> None:
+        for name, table in self._tables.items():
+            if table.has_news:
+                self._tell(name)
 
     def _forward(self, *message: Any) -> None:
         self.applied += 1
@@ -229,13 +257,21 @@ class Hosted:
     def _open(self, server: int, outgoing: Outgoing | None) -> Stream:
         forward = partial(self._send_forward, server)
         stream = self.streams[server] = Stream(self.applied, forward, self._look, outgoing)
+        self._begin_telling()
         return stream
+
+    def _begin_telling(self) -> None:
+        self._tables = tables_of(self.shard)
+        for name, table in self._tables.items():
+            table.begin_telling(partial(self._tell, name))
 
     def _send_forward(self, server: int, number: int, message: tuple[Any, ...]) -> Future:
         return self._send(server, "follow", self.index, self.placed.epoch, number, *message)
 
     def look_at_streams(self, now: float) -> tuple[list[int], list[int]]:
-        """The servers that have caught up, and the replicas that are sent nothing now; interrupted streams go on."""
+        """The servers that have caught up, and the replicas that are sent nothing now; interrupted streams go on, and what pulls
+        have left is told."""
+        self._tell_all()
         for stream in list(self.streams.values()):
             stream.resume(now)
         caught_up = [server for server, stream in self.streams.items() if stream.has_caught_up]
@@ -267,6 +303,7 @@ class Hosted:
 
     def replace_all(self) -> None:
         """All tables are others now, after a restored checkpoint: nobody else has them."""
+        self._tables = tables_of(self.shard)
         self.has_outdated_copies = bool(self.placed.replicas or self.placed.spares or self.promised)
         self._changed()
         for stream in list(self.streams.values()):
@@ -276,6 +313,7 @@ class Hosted:
 
     def hand_over(self, handed: Future) -> None:
         """Take no more pushes. `handed` is done when every replica has everything, so that the heir may take over: True then."""
+        self._tell_all()
         self._handed = handed
         self._look(False)
 
@@ -322,8 +360,29 @@ class Hosted:
         return None
 
     def _do(self, method: str, arguments: Any) -> None:
-        if method == "create_table":
+        if method == "replay":
+            client, sequence, table, decision, *arrays = arguments
+            self._table(table).replay(decision, *arrays)
+            self.shard.ledger.note(client, sequence)
+        elif method == "catch_up":
+            table, decision = arguments
+            self._table(table).catch_up(decision)
+        elif method == "create_table":
             self.shard.create_table(*arguments)
         else:
-            self.shard.apply(*arguments)
+            raise BadArguments(f"change {method!r}: replay, catch_up, create_table are allowed")
         self.applied += 1
+
+    def _table(self, name: str) -> SparseTable | DenseTable:
+        found = self._tables.get(name)
+        if found is None:
+            self._tables = tables_of(self.shard)
+            found = self._tables.get(name)
+        if found is None:
+            raise BadArguments(f"the copy of partition {self.index} has no table {name!r}: it is to be made anew")
+        return found
+
+
+def tables_of(shard: TableShard) -> dict[str, SparseTable | DenseTable]:
+    """By name."""
+    return {name: table for name, (_, table) in shard.tables.items()}

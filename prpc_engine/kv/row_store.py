@@ -49,8 +49,10 @@ class RowStore:
         self.columns = {"keys": self.keys, "values": self.values} | self.state
         if self.row_steps is not None:
             self.columns["row_steps"] = self.row_steps
+        if self.stamps is not None:
+            self.columns["stamps"] = self.stamps
         self.changes: Changes | None = None
-        self._arrays = [*self.columns.values()] + ([self.stamps] if self.stamps is not None else [])
+        self._arrays = [*self.columns.values()]
         self._state_initial = dict(state_initial)
 
     def __len__(self) -> int:
@@ -106,14 +108,16 @@ class RowStore:
             array.truncate(length)
 
     def load(self, piece: Mapping[str, npt.NDArray[Any]]) -> Rows:
-        """Store rows that `columns` once held, for keys that are here or not; returns where they are."""
+        """Store rows that `columns` once held, for keys that are here or not; returns where they are. Who has no stamps for them
+        sets them after."""
         keys: Keys = np.ascontiguousarray(piece["keys"]).reshape(-1)
         rows = self.index.lookup(keys)
         absent = np.flatnonzero(rows < 0)
         rows[absent] = self._append(keys[absent])
         there = slice(rows[0], rows[0] + len(rows)) if len(absent) == len(rows) > 0 else rows  # new ones lie in a row
         for name, array in self.columns.items():
-            array.array[there] = piece[name]
+            if name != "stamps" or name in piece:
+                array.array[there] = piece[name]
         if self.changes is not None:
             self.changes.mark(rows)
         return rows

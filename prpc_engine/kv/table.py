@@ -5,10 +5,20 @@ locks: each belongs to one shard, whose handlers run one at a time. Neither writ
 gives out its own memory, except to who saves it:
 
     columns()         the live arrays by name, axis 0 counts rows: what a checkpoint holds of the table, with
-    scalars()         what there is one of
-    before_change     when set, called before rows change: with their numbers, each once, or None for all
-    load(), load_scalars()   put back what columns() and scalars() gave; a dense table's columns are written to instead
-    track_changes(), changes, remove()   of a sparse table: which rows changed since the last save, and keys that went
+    scalars()         what there is one of, and arrays of it:
+    singles()         {"sketch": uint8[4, width]}, what admission has counted
+    before_change     when set, called before rows change: with their numbers, each once, or None for all. Stamps alone change
+                      without: one that was saved may be of a pull after the cut
+    load_scalars(), load(), load_sketch(), load_counters()   put back what those gave, scalars first; a dense table's columns are
+                      written to instead
+    track_changes(), changes, used_since(), remove()   of a sparse table: which rows changed, or were used, since the last save,
+                      and keys that went
+
+and the same table at a replica (hosted.py) is brought to be equal in all of this:
+
+    decisions, take_decision()   of a primary's table: what its replicas have to be told, with each push and beside (decisions.py)
+    replay(), catch_up()         of a replica's: a push as it was decided, and what was told beside
+    reads, take_back()           what replicas do not see happen, and undoing what of it they were not told
 
 A step is a push: the learning rate's schedule goes by the pushes that this table has applied before; `version` is how many they
 are, from the table's beginning: checkpoints and replicas keep it.
@@ -24,21 +34,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from prpc_engine.errors import BadArguments
 from prpc_engine.kv.admission import Admission, Doorkeeper
 from prpc_engine.kv.changes import Changes
 from prpc_engine.kv.checks import check_keys
 from prpc_engine.kv.compression import Compressor, received
+from prpc_engine.kv.decisions import NO_BITS, NO_KEYS, Decision, decode
 from prpc_engine.kv.duplicates import sum_duplicates
 from prpc_engine.kv.eviction import PINNED, Eviction, Evictor
 from prpc_engine.kv.gradients import Guard
 from prpc_engine.kv.initializer import Initializer
 from prpc_engine.kv.optimizer import Optimizer
+from prpc_engine.kv.replicated import Replicated
 from prpc_engine.kv.row_store import BLOCK_ELEMENTS, RowStore
 
 Keys = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
+COUNTERS = ("pulls", "pushes", "keys_pulled", "keys_pushed", "keys_admitted", "keys_refused", "keys_evicted")  # of sparse tables
 INITIAL_BLOCK = 65536  # elements made at once: an initializer needs some 40 bytes of scratch for each, here 2.5 MiB
 
 
@@ -95,6 +109,7 @@ class DenseTable:
         self._state = {name: np.full(shape, initial, np.float32) for name, initial in optimizer.state_initial.items()}
         self._flat_state = [each.reshape(-1) for each in self._state.values()]
         self._steps = self._pulls = self._pushes = 0
+        self._pulls_told: int | None = None
 
     def pull(self) -> Floats:
         """A copy of all values, as float32."""
@@ -158,15 +173,61 @@ class DenseTable:
         return {"values": self.values} | self._state
 
     def scalars(self) -> dict[str, float]:
-        """The steps."""
-        return {"steps": self._steps}
+        """The steps, and the counters of statistics()."""
+        return {"steps": self._steps, "pulls": self._pulls, "pushes": self._pushes, "rows_skipped": self._guard.rows_skipped}
+
+    def singles(self) -> dict[str, npt.NDArray[Any]]:
+        """Nothing."""
+        return {}
 
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
         """The greater of these steps and its own: several saved slices may come together in one table."""
         self._steps = max(self._steps, int(scalars["steps"]))
 
+    def load_counters(self, scalars: Mapping[str, float]) -> None:
+        """The same of the counters: each verb goes to all slices. Those of before they were saved are 0."""
+        self._pulls = max(self._pulls, int(scalars.get("pulls", 0)))
+        self._pushes = max(self._pushes, int(scalars.get("pushes", 0)))
+        self._guard.rows_skipped = max(self._guard.rows_skipped, int(scalars.get("rows_skipped", 0)))
 
-class SparseTable:
+    # -- replication ---------------------------------------------------------------------------------------------------
+
+    def begin_telling(self, tell: Callable[[], object]) -> None:
+        """From now on replicas follow: they have what there is."""
+        if self._pulls_told is None:
+            self._pulls_told = self._pulls
+
+    def stop_telling(self) -> None:
+        """None follows."""
+        self._pulls_told = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether replicas have to be told something beside the pushes."""
+        return self._pulls_told not in (None, self._pulls)
+
+    def take_decision(self, with_push: bool = False) -> npt.NDArray[np.int64] | None:
+        """What replicas have to be told; None: of a push nothing."""
+        if with_push:
+            return None
+        self._pulls_told = self._pulls
+        return Decision(0, self._pulls, 0, NO_KEYS, NO_KEYS, NO_KEYS, NO_KEYS, NO_BITS).encode()
+
+    def replay(self, decision: npt.NDArray[np.int64] | None, *parts: Array) -> None:
+        """A push that the primary has applied."""
+        self.push(*parts)
+
+    def catch_up(self, decision: npt.NDArray[np.int64]) -> None:
+        """What the primary tells beside."""
+        self._pulls = decode(decision).pulls
+
+    def take_back(self) -> None:
+        """Pulls that replicas were not told of do not count: one of them is the primary now."""
+        if self._pulls_told is not None:
+            self._pulls = self._pulls_told
+
+
+class SparseTable(Replicated):
     """int64 key -> dtype[dim]. A key that has no row has its initial one, and takes no memory.
 
     A key gets its row with its first push, or when `admission` lets it; it may lose it again as `eviction` says.
@@ -198,6 +259,8 @@ class SparseTable:
         self._store = RowStore(dim, dtype, optimizer.state_initial, optimizer.counts_steps, stamped=eviction is not None)
         self._steps = self._pulls = self._pushes = self._keys_pulled = self._keys_pushed = 0
         self._keys_admitted = self._keys_refused = self._keys_evicted = 0
+        self._decides = admission is not None or eviction is not None
+        self._loaded_at = 0  # the table's time when the rows that are loaded were saved
 
     def __len__(self) -> int:
         return len(self._store)
@@ -214,7 +277,7 @@ class SparseTable:
         rows = self._store.index.lookup(keys)
         absent = np.flatnonzero(rows < 0)
         if self._evictor is not None:
-            self._stamp(rows[rows >= 0] if len(absent) else rows, self._evictor.stamp(self._steps))
+            self._use(rows[rows >= 0] if len(absent) else rows, self._evictor.stamp(self._steps))
         if not len(absent):
             return self._store.values.gather(rows)
         if len(absent) == len(keys):
@@ -228,16 +291,24 @@ class SparseTable:
 
         parts: grads, or what the table's compression makes of them. The version that it makes.
         """
+        keys, grads, count = self._summed(keys, parts)
+        return self._apply_to(self._rows_for(keys), grads, count)
+
+    def _summed(self, keys: Keys, parts: tuple[Array, ...]) -> tuple[Keys, Floats, int]:
+        """What push() was given, each key once, without those that are skipped; and how many keys there were."""
         check_keys(self._whose, keys)
-        grads, pushed = received(self._whose, self._compression, parts, (len(keys), self.dim)), len(keys)
+        grads, count = received(self._whose, self._compression, parts, (len(keys), self.dim)), len(keys)
         keys, grads = sum_duplicates(keys, grads)
         grads, stay = self._guard.admit(self._whose, grads, keys)
         if stay is not None:
             keys, grads = keys[~stay], grads[~stay]
+        return keys, grads, count
+
+    def _apply_to(self, rows: Rows, grads: Floats, count: int) -> int:
+        """The push of `count` keys; rows: of each different one, as _rows_for() says. The version that it makes."""
         self._pushes += 1
-        self._keys_pushed += pushed
-        rows = self._rows_for(keys)
-        if self._doorkeeper is not None or self._evictor is not None:
+        self._keys_pushed += count
+        if self._decides:
             admitted = rows >= 0
             if not admitted.all():
                 rows, grads = rows[admitted], grads[admitted]
@@ -285,12 +356,22 @@ class SparseTable:
         )
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of row_store.py, without the stamps. Live: not to be written, nor kept over a push."""
+        """The arrays of row_store.py. Live: not to be written, nor kept over a push."""
         return {name: array.array[:, 0] if name == "keys" else array.array for name, array in self._store.columns.items()}
 
     def scalars(self) -> dict[str, float]:
-        """The steps."""
-        return {"steps": self._steps}
+        """The steps, the table's time and how many keys the sketch has counted where that means something, and the counters of
+        statistics()."""
+        found: dict[str, float] = {"steps": self._steps}
+        if self._evictor is not None:
+            found["moment"] = self._evictor.stamp(self._steps)
+        if self._doorkeeper is not None:
+            found["additions"] = self._doorkeeper.additions
+        return found | {name: getattr(self, f"_{name}") for name in COUNTERS} | {"rows_skipped": self._guard.rows_skipped}
+
+    def singles(self) -> dict[str, npt.NDArray[Any]]:
+        """The sketch of admission, if there is one. Live."""
+        return {"sketch": self._doorkeeper.counters} if self._doorkeeper is not None else {}
 
     def track_changes(self, tracked: bool) -> None:
         """Keep `changes` from now on, at the cost of 4 bytes a row and one scatter a push; or not any more."""
@@ -301,20 +382,59 @@ class SparseTable:
         """What has changed, while it is tracked."""
         return self._store.changes
 
+    def used_since(self, moment: float, but: Rows) -> npt.NDArray[np.int64] | None:
+        """[key, stamp] of the rows stamped at that moment of the table's time or later, without those in `but`: int64[n, 2].
+        None: they have no stamps."""
+        if self._evictor is None:
+            return None
+        used = self._stamps() >= moment
+        used[but] = False
+        rows = np.flatnonzero(used)
+        return np.stack([self._store.keys.array[rows, 0], self._stamps()[rows]], axis=1)
+
     def remove(self, keys: Keys) -> None:
         """Forget the rows of these keys, where they have one; none twice."""
         rows = self._store.index.lookup(keys)
         self._store.remove(rows[rows >= 0], self.before_change)
 
-    def load(self, piece: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Put rows of columns() here, whatever admission and bounds say; they count as just used."""
-        rows = self._store.load({**piece, "keys": piece["keys"][:, None]})
-        if self._evictor is not None:
+    def load(self, piece: Mapping[str, npt.NDArray[Any]], moment: float | None = None) -> None:
+        """Put rows of columns() here, whatever admission and bounds say.
+
+        moment: the table's time when they were saved: they keep their age. None: this table's own; so are their stamps.
+        Those without stamps, of older checkpoints, count as just used.
+        """
+        piece = {**piece, "keys": piece["keys"][:, None]}
+        if "stamps" in piece and moment is not None:
+            piece["stamps"] = piece["stamps"] + (self._loaded_at - int(moment))
+        rows = self._store.load(piece)
+        if self._evictor is not None and "stamps" not in piece:
             self._stamp(rows, self._evictor.stamp(self._steps))
 
+    def load_stamps(self, keys: Keys, stamps: Rows, moment: float | None = None) -> None:
+        """Of keys whose rows are loaded, where they are; moment: as in load()."""
+        rows = self._store.index.lookup(keys)
+        self._stamps()[rows[rows >= 0]] = stamps[rows >= 0] + (0 if moment is None else self._loaded_at - int(moment))
+
+    def load_sketch(self, counters: npt.NDArray[np.uint8]) -> None:
+        """Of admission, uint8[4, width]: those of several tables may come together in one."""
+        if self._doorkeeper is not None:
+            self._doorkeeper.load(counters)
+
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
-        """The greater of these steps and its own: the tables of several servers may come together in one."""
+        """The greater of these steps and its own: the tables of several servers may come together in one. And of its time."""
         self._steps = max(self._steps, int(scalars["steps"]))
+        if self._evictor is not None:
+            moment = int(scalars.get("moment", 0))
+            self._evictor.catch_up(moment)
+            self._loaded_at = max(self._loaded_at, moment)
+        if self._doorkeeper is not None:
+            self._doorkeeper.additions = max(self._doorkeeper.additions, int(scalars.get("additions", 0)))
+
+    def load_counters(self, scalars: Mapping[str, float]) -> None:
+        """Counted on: the tables of several servers may come together in one. Those of before they were saved are 0."""
+        for name in COUNTERS:
+            setattr(self, f"_{name}", getattr(self, f"_{name}") + int(scalars.get(name, 0)))
+        self._guard.rows_skipped += int(scalars.get("rows_skipped", 0))
 
     def _rows_for(self, keys: Keys) -> Rows:
         """The row of each key (none twice), made where it may be; -1 where it may not."""
@@ -325,40 +445,36 @@ class SparseTable:
         rows = store.index.lookup(keys)
         absent = np.flatnonzero(rows < 0)
         if len(absent):
-            wanting = len(absent)
+            wanting, counted = len(absent), NO_KEYS
             if self._doorkeeper is not None:
-                absent = absent[self._doorkeeper.admit(keys[absent])]
+                counted = keys[absent]
+                absent = absent[self._doorkeeper.admit(counted)]
             if evictor is not None:
                 absent = absent[: max(0, evictor.rows_max - (len(keys) - wanting))]
-                if self._make_room(evictor, rows[rows >= 0], len(absent), now):
+                if self._make_room(evictor, rows[rows >= 0], len(absent)):
                     present = rows >= 0
                     rows[present] = store.index.lookup(keys[present])  # they may have moved
-            rows[absent] = store.add(keys[absent], self._initializer)
+            try:
+                rows[absent] = store.add(keys[absent], self._initializer)
+            except (MemoryError, BadArguments):
+                if self._decisions is not None:
+                    self._decisions.failed(counted)
+                raise
             self._keys_admitted += len(absent)
             self._keys_refused += wanting - len(absent)
         if evictor is not None:
             self._stamp(rows[rows >= 0], now)
+        if self._decisions is not None:
+            self._decisions.pushed(now, rows >= 0)
         return rows
 
-    def _make_room(self, evictor: Evictor, kept: Rows, coming: int, now: int) -> bool:
+    def _make_room(self, evictor: Evictor, kept: Rows, coming: int) -> bool:
         """Evict until `coming` rows fit beside those there are, but none of `kept`; whether any went."""
         if len(self) + coming <= evictor.rows_max:
             return False
+        before = self._stamps()[kept]  # which stay as they are where the push then finds no memory
         self._stamp(kept, PINNED)
         oldest = evictor.oldest(self._stamps(), len(self) + coming - evictor.rows_max)
-        self._stamp(kept, now)
+        self._stamps()[kept] = before
         self._evict(oldest)
         return True
-
-    def _evict(self, rows: Rows) -> None:
-        if len(rows):
-            self._store.remove(rows, self.before_change)
-            self._keys_evicted += len(rows)
-
-    def _stamps(self) -> Rows:
-        assert self._store.stamps is not None
-        stamps: Rows = self._store.stamps.array[:, 0]
-        return stamps
-
-    def _stamp(self, rows: Rows, moment: int) -> None:
-        self._stamps()[rows] = moment

@@ -24,6 +24,7 @@ from prpc_engine.kv.changes import Changed
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+USED = "used"
 SEGMENT_ROWS = 65536  # kept rows are stored in segments of that many, as growing one array would copy all again
 
 
@@ -44,18 +45,25 @@ class Table(Protocol):
     def scalars(self) -> dict[str, float]:
         """What there is one of."""
 
+    def singles(self) -> dict[str, Array]:
+        """Its live arrays of which axis 0 counts no rows."""
+
 
 class TableCut:
     """See the file's head. Owned by one save, which calls close(); a table has one cut at a time.
 
     changed: the rows to read of a sparse table; None: all. `removed`: the keys that it names beside, None without it.
+    used: [key, stamp] of other rows, that have been used since: they are among `singles`, as is a copy of the table's own.
     """
 
-    def __init__(self, table: Table, changed: Changed | None = None) -> None:
+    def __init__(self, table: Table, changed: Changed | None = None, used: Array | None = None) -> None:
         assert table.before_change is None, "a table has one cut at a time"
         self._table = table
         columns = table.columns()
         self.scalars = table.scalars()
+        self.singles = {name: array.copy() for name, array in table.singles().items()}
+        if used is not None:
+            self.singles[USED] = used
         self._chosen = chosen = changed.rows if changed is not None else None
         self.removed = changed.removed if changed is not None else None
         rows = () if chosen is None else (len(chosen),)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from prpc_engine.kv import partition
 from prpc_engine.kv.checkpoint.chain import layers
+from prpc_engine.kv.checkpoint.cut import USED
 from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, TYPE_CODES, UNFINISHED_NAME, CheckpointError, StoredFile, TableFile
 from prpc_engine.kv.checkpoint.read import Link, check_bytes, read_chain, read_manifest
 from prpc_engine.kv.table import DenseTable, SparseTable
@@ -138,15 +139,27 @@ def load_tables(path: Path, wanted: Mapping[str, TableSpec]) -> dict[str, Sparse
     """New tables as `wanted` cuts them up, with what the checkpoint at `path` (found whole before) has for them."""
     tables = {name: spec.make() for name, spec in wanted.items()}
     chain = read_chain(path)
-    for pile in layers([link.manifest for link in chain]):
-        saved = from_dict(pile[0][1].spec)
-        table, spec = tables.get(saved.table), wanted.get(saved.table)
+    piles = [(pile, from_dict(pile[0][1].spec)) for pile in layers([link.manifest for link in chain])]
+    piles = [(pile, saved) for pile, saved in piles if saved.table in wanted and _is_for(wanted[saved.table], saved)]
+    for pile, saved in piles:  # first: stamps are told from the latest of the tables that come together
+        tables[saved.table].load_scalars(pile[-1][1].scalars)
+    for pile, saved in piles:
+        table, spec, newest = tables[saved.table], wanted[saved.table], pile[-1][1]
         for number, file in pile:
             if isinstance(table, SparseTable) and isinstance(spec, SparseSpec):
-                _load_sparse(chain[number].path, file, table, spec, saved)
+                _load_sparse(chain[number].path, file, table, spec, saved, newest.scalars.get("moment"))
             elif isinstance(table, DenseTable) and isinstance(spec, DenseSpec) and isinstance(saved, DenseSpec):
                 _load_dense(chain[number].path, file, table, spec, saved)
+        if isinstance(table, DenseTable) or saved.partition % spec.partitions == spec.partition:  # each is counted once
+            table.load_counters(newest.scalars)
+        if isinstance(table, SparseTable):
+            _load_sketch(chain[0].path, newest, table)
     return tables
+
+
+def _is_for(spec: TableSpec, saved: TableSpec) -> bool:
+    """Whether a table cut up as `spec` says needs what was `saved`. Of as many partitions a sparse one needs its own only."""
+    return isinstance(spec, DenseSpec) or saved.partitions != spec.partitions or saved.partition == spec.partition
 
 
 def load_extras(path: Path, part: int, parts: int) -> list[dict[str, Array]]:
@@ -164,11 +177,11 @@ def load_extras(path: Path, part: int, parts: int) -> list[dict[str, Array]]:
     return found
 
 
-def _load_sparse(path: Path, file: TableFile, table: SparseTable, spec: SparseSpec, saved: TableSpec) -> None:
-    """Rows of other partitions are left out. A file of as many partitions is this one's or not, as a whole."""
+def _load_sparse(
+    path: Path, file: TableFile, table: SparseTable, spec: SparseSpec, saved: TableSpec, moment: float | None
+) -> None:
+    """Rows of other partitions are left out. moment: the table's time when the newest of these files was saved."""
     is_alike = saved.partitions == spec.partitions
-    if is_alike and saved.partition != spec.partition:
-        return
     own = _columns_of(table, file)
     rows = file.columns[0].shape[0]
     step = max(1, PIECE_BYTES // max(1, sum(array[:1].nbytes for array in own.values())))
@@ -186,8 +199,26 @@ def _load_sparse(path: Path, file: TableFile, table: SparseTable, spec: SparseSp
             if not is_alike:
                 mine = np.flatnonzero(partition.owner_of(piece["keys"], spec.partitions) == spec.partition)
                 piece = {name: array[mine] for name, array in piece.items()}
-            table.load(piece)
-    table.load_scalars(file.scalars)
+            table.load(piece, moment)
+        used = file.single(USED)
+        if used is not None:
+            stamps = np.empty(used.shape, np.int64)
+            read_rows(USED, 0, stamps)
+            table.load_stamps(stamps[:, 0], stamps[:, 1], moment)
+
+
+def _load_sketch(path: Path, file: TableFile, table: SparseTable) -> None:
+    column, present = file.single("sketch"), table.singles().get("sketch")
+    if column is None or present is None:
+        return
+    if (column.type_code, column.shape) != ("U8", present.shape):
+        raise CheckpointError(
+            f"{file.file} has a sketch of {column.type_code}{list(column.shape)}, not of U8{list(present.shape)}"
+        )
+    counters = np.empty(column.shape, np.uint8)
+    with _opened(path, file) as read_rows:
+        read_rows("sketch", 0, counters)
+    table.load_sketch(counters)
 
 
 def _load_dense(path: Path, file: TableFile, table: DenseTable, spec: DenseSpec, saved: DenseSpec) -> None:
@@ -197,12 +228,13 @@ def _load_dense(path: Path, file: TableFile, table: DenseTable, spec: DenseSpec,
         if first < last:
             for name, array in own.items():
                 read_rows(name, first - saved.begin, array[first - spec.begin : last - spec.begin])
-    table.load_scalars(file.scalars)
 
 
 def _columns_of(table: SparseTable | DenseTable, file: TableFile) -> dict[str, Array]:
-    """The live arrays of `table`, when the file has the same. Raises CheckpointError."""
+    """The live arrays of `table`, when the file has the same; stamps may be missing. Raises CheckpointError."""
     own = table.columns()
+    if all(column.name != "stamps" for column in file.columns):
+        own.pop("stamps", None)
     have = {column.name: (column.type_code, column.shape[1:]) for column in file.columns}
     wanted = {name: (TYPE_CODES[array.dtype.name], array.shape[1:]) for name, array in own.items()}
     if have != wanted:

@@ -3,8 +3,10 @@
     folder/                              one job's checkpoints, on a file system that every server sees
         unfinished-<save id>/            being written, or left by a save that was killed: never read
         checkpoint-<sequence>-<step>/    whole: the rename to this name is the moment that it counts
-            part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse), "values", and the optimizer's state;
-                                             or of these the rows that changed since the base, and "removed", keys that went
+            part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse), "values", the optimizer's state, and
+                                             "stamps" where rows are evicted; or of these the rows that changed since the base,
+                                             "removed", keys that went, and "used", [key, stamp] of other rows used since;
+                                             and "sketch", what admission has counted
             part-<p>-extras.safetensors      whatever else server p has that belongs to the same moment, under its own names
             manifest.json                    written last
 
@@ -27,8 +29,8 @@ import msgspec
 from prpc_engine.errors import ConfigError, RpcError
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 
-FORMAT = 2
-FORMATS_READ = (1, 2)  # 1 had neither base nor extras
+FORMAT = 3
+FORMATS_READ = (1, 2, 3)  # 1 had neither base nor extras, 2 neither stamps nor singles
 MANIFEST = "manifest.json"
 REMOVED = "removed"
 MANIFEST_BYTES_MAX = 256 << 20  # some 500 bytes a table and server
@@ -93,14 +95,22 @@ class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableFile(StoredFile, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One table of one server. removed: keys to remove from what the base has, before the rows are stored; None: it is full."""
+    """One table of one server. removed: keys to remove from what the base has, before the rows are stored; None: it is full.
+
+    singles: tensors whose axis 0 counts no rows of it.
+    """
 
     spec: dict[str, Any]
     scalars: dict[str, float]
     removed: Column | None = None
+    singles: tuple[Column, ...] = ()
 
     def stored(self) -> tuple[Column, ...]:
-        return self.columns if self.removed is None else (*self.columns, self.removed)
+        return (*self.columns, *((self.removed,) if self.removed is not None else ()), *self.singles)
+
+    def single(self, name: str) -> Column | None:
+        """That one of them."""
+        return next((column for column in self.singles if column.name == name), None)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -233,6 +243,9 @@ def _check_table_file(each: TableFile, has_base: bool) -> None:
         raise CheckpointError(f"{each.file}: its columns differ in rows, {sorted(rows)}")
     if each.removed is not None and (not has_base or each.removed.type_code != "I64" or len(each.removed.shape) != 1):
         raise CheckpointError(f"{each.file}: changes are of sparse tables, and need a base")
+    for column in each.singles:
+        if (column.name, column.type_code, column.shape[1:]) != ("used", "I64", (2,)) and column.name != "sketch":
+            raise CheckpointError(f"{each.file}: a tensor {column.name!r} of {column.type_code}{list(column.shape)} is not known")
 
 
 def _check_table(table: str, parts: list[TableSpec]) -> None:

@@ -54,7 +54,8 @@ from prpc_engine.kv.table_spec import TableSpec, from_dict
 HOLD_S_MAX = 2.0
 LOADED_S_MAX = 600.0  # a worker swaps once the slowest server has loaded
 Array = npt.NDArray[Any]
-Epochs = dict[str, tuple[Changes, int]]  # of each sparse table: its changes, and the epoch that ended with a cut
+# Of each sparse table: its changes, the epoch that ended with a cut, and the table's time then.
+Epochs = dict[str, tuple[Changes, int, float]]
 _Loaded = tuple[str, dict[str, TableSpec], dict[str, SparseTable | DenseTable], list[dict[str, Array]]]
 
 
@@ -148,8 +149,8 @@ class CheckpointMethods:
                 known = self._known[2]
             epochs: Epochs = {}
             for name, table in sorted(tables.items()):
-                changed = _changed(name, table, known, epochs, tracked) if isinstance(table, SparseTable) else None
-                cuts.append((self._specs[name], TableCut(table, changed)))
+                changed = _changed(name, table, known, epochs, tracked) if isinstance(table, SparseTable) else (None, None)
+                cuts.append((self._specs[name], TableCut(table, *changed)))
             self._cut_at = save_id, path, epochs
             extras = {name: array.copy() for name, array in self._extras().items()}
             self._let_pushes_run()
@@ -194,7 +195,7 @@ class CheckpointMethods:
             raise CheckpointError("the tables have been cut or restored again since then")
         _, path, epochs = self._cut_at
         self._known = path, msgspec.convert(saved, Base), epochs
-        for changes, epoch in epochs.values():
+        for changes, epoch, _ in epochs.values():
             changes.forget(epoch)
 
     async def checkpoint_abort(self, save_id: str, folder: str) -> None:
@@ -298,14 +299,18 @@ class CheckpointMethods:
             release(waiting)
 
 
-def _changed(name: str, table: SparseTable, known: Epochs, epochs: Epochs, tracked: bool) -> Changed | None:
-    """What to write of the table, None: all; an epoch of its changes ends, and is noted, when they are tracked from now on."""
-    changes, epoch = known.get(name, (None, 0))
+def _changed(
+    name: str, table: SparseTable, known: Epochs, epochs: Epochs, tracked: bool
+) -> tuple[Changed | None, npt.NDArray[Any] | None]:
+    """What to write of the table, None: all, and of which other rows the stamps; an epoch of its changes ends, and is noted, when
+    they are tracked from now on."""
+    changes, epoch, moment = known.get(name, (None, 0, 0))
     changed = changes.since(epoch) if changes is not None and changes is table.changes else None  # else it is another table
+    used = table.used_since(moment, changed.rows) if changed is not None else None
     table.track_changes(tracked)
     if table.changes is not None:
-        epochs[name] = table.changes, table.changes.end_epoch()
-    return changed
+        epochs[name] = table.changes, table.changes.end_epoch(), table.scalars().get("moment", 0)
+    return changed, used
 
 
 def _unfinished_name(save_id: str) -> str:

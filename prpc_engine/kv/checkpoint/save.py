@@ -173,25 +173,24 @@ async def write_part(
 
 async def _write_table(background: Background, files: Files, path: Path, spec: TableSpec, cut: TableCut) -> TableFile:
     shapes, dtypes = dict(cut.shapes), dict(cut.dtypes)
-    if cut.removed is not None:
-        shapes[REMOVED], dtypes[REMOVED] = cut.removed.shape, cut.removed.dtype
+    beside = cut.singles if cut.removed is None else {REMOVED: cut.removed} | cut.singles
+    for name, array in beside.items():
+        shapes[name], dtypes[name] = array.shape, array.dtype
     async with _created(background, TensorFile(files, path, shapes, dtypes)) as file:
         await _write_pieces(background, file, cut)
-        if cut.removed is not None:
-            await background.run(file.write, 0, {REMOVED: cut.removed})
+        await background.run(file.write, 0, beside)
         stored = await background.run(file.finish)
     cut.close()
-    columns, removed = stored.columns, None
-    if cut.removed is not None:
-        *columns, removed = stored.columns
+    columns, others = stored.columns[: len(cut.shapes)], stored.columns[len(cut.shapes) :]
     return TableFile(
         file=stored.file,
         header_bytes=stored.header_bytes,
         header_crc32=stored.header_crc32,
-        columns=tuple(columns),
+        columns=columns,
         spec=spec.to_dict(),
         scalars=cut.scalars,
-        removed=removed,
+        removed=others[0] if cut.removed is not None else None,
+        singles=others if cut.removed is None else others[1:],
     )
 
 

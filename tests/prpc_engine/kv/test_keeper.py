@@ -271,8 +271,8 @@ def test_what_a_save_held_is_held_no_longer_where_the_partition_was_handed_over_
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
     hosted.shard.checkpoint_enter("0" * 16, "/nowhere")
     host.learn(Placement((Placed(OTHER, epoch=2, replicas=(ME,)),)), 2, 1.0)
-    change = 7, 1, "push", "t", np.arange(2), np.ones((2, 1), np.float32)
-    assert host.follow(0, 2, 1, "apply", *change) is None  # so the push is acknowledged as replicated
+    change = 7, 1, "t", None, np.arange(2), np.ones((2, 1), np.float32)
+    assert host.follow(0, 2, 1, "replay", *change) is None  # so the push is acknowledged as replicated
     host.learn(Placement((Placed(ME, epoch=3),)), 3, 1.0)  # and the other one dies
     assert host.pull(0, 3, "t", np.arange(2)).tolist() == [[-1], [-1]]
 

@@ -197,10 +197,12 @@ def test_columns_and_scalars_carry_all_of_a_table_to_another(made: Optimizer) ->
     for begin in (0, 600):
         other.load({name: array[begin : begin + 600].copy() for name, array in table.columns().items()})
     other.load_scalars(table.scalars())
+    other.load_counters(table.scalars())
     for each in (table, other):
         each.push(keys[:10], grads[:10])
     np.testing.assert_array_equal(other.pull(keys), table.pull(keys))
-    assert other.scalars() == table.scalars() == {"steps": 4}
+    assert other.scalars() == table.scalars()
+    assert (other.version, other.statistics().keys_admitted) == (4, 1000)
 
     dense, later = (DenseTable((4, 2), made, Constant()) for _ in range(2))
     dense.push(grads[:4])

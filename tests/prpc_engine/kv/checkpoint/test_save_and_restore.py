@@ -200,7 +200,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the manifest cut short": (lambda path: cut_short(path / MANIFEST), "torn or damaged"),
     "a file too few": (lambda path: next(path.glob("part-00001-*")).unlink(), "cannot be read: No such file"),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), "cannot be read: No such file"),
-    "another format": (lambda path: rewrite(path, lambda found: found.update(format=99)), "formats (1, 2) are allowed"),
+    "another format": (lambda path: rewrite(path, lambda found: found.update(format=99)), "formats (1, 2, 3) are allowed"),
     "a part too few": (lambda path: rewrite(path, lambda found: found["parts"].pop()), "is on 1 of 2 servers"),
     "another step": (lambda path: rewrite(path, lambda found: found.update(step=9)), "its manifest is of step 9"),
     "a file elsewhere": (lambda path: rewrite(path, lead_away), "file name '/etc/passwd'"),
