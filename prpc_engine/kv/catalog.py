@@ -9,7 +9,8 @@
     restore,  servers begin a new epoch, each with   then the master is told. Should this worker die before, whoever creates the
     reset     its part of the table                  table next is told by a server, and tells the master
 
-Elastic tables, and those without a master, have no epochs: the placement says of elastic ones who holds what (placement.py).
+Elastic tables, and those without a master, have no epochs: the placement says of elastic ones who holds what (placement.py), and
+the master is told which there are (schema.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.epochs import Outdated, RowsLost, asked_as, is_remote, read_outdated
 from prpc_engine.kv.lane import Request
 from prpc_engine.kv.layout import Dense, Sparse, layout_of
+from prpc_engine.kv.schema import Schemas
 from prpc_engine.kv.session import EpochChanged, Session
 from prpc_engine.kv.table_spec import TableSpec
 
@@ -39,11 +41,13 @@ logger = logging.getLogger("prpc")
 
 
 class Catalog:
-    """See the file's head. Owned by one worker. beginnings: None where tables have no epochs."""
+    """See the file's head. Owned by one worker. known: to the master; Schemas of elastic tables; None: no master."""
 
-    def __init__(self, name: str, partitions: int, session: Session, ask: Ask, beginnings: Beginnings | None) -> None:
+    def __init__(self, name: str, partitions: int, session: Session, ask: Ask, known: Beginnings | Schemas | None) -> None:
         self.layouts: dict[str, Dense | Sparse] = {}
-        self._name, self._partitions, self._session, self._ask, self._beginnings = name, partitions, session, ask, beginnings
+        self._name, self._partitions, self._session, self._ask = name, partitions, session, ask
+        self._beginnings = known if isinstance(known, Beginnings) else None
+        self._schemas = known if isinstance(known, Schemas) else None
         self._specs: dict[str, Specs] = {}
         self._coming: Epochs = {}  # of a restore
 
@@ -51,6 +55,7 @@ class Catalog:
         """Make the table, or find it. Raises ConfigError."""
         until = time.monotonic() + timeout_s
         beginning: Beginning | None = None
+        self._note(specs, until, False)
         while True:
             if self._beginnings is not None:
                 beginning = self._begun(self._beginnings, specs, beginning, until)
@@ -63,6 +68,7 @@ class Catalog:
                 if not is_remote(error, Outdated) or _left(until) <= HEAL_PAUSE_S:
                     raise
             time.sleep(HEAL_PAUSE_S)
+        self._note(specs, until, True)
         lost = [index for index, is_new in zip(specs, made, strict=True) if is_new is None]
         table = _table(specs)
         if lost:
@@ -140,6 +146,7 @@ class Catalog:
             epoch, _ = self._coming.get(table, (0, step))
             self._take(table, specs, epoch, getattr(self.layouts.get(table), "cache", None))
             self._tell_master(table, specs, epoch, step, until)
+            self._note(specs, until, True)
         for index in found:
             self._session.begin_again(index)
 
@@ -182,6 +189,10 @@ class Catalog:
                 return
             if self._beginnings.try_put(table, begun, known[1] if known is not None else None, _left(until)):
                 return
+
+    def _note(self, specs: Specs, until: float, is_agreed: bool) -> None:
+        if self._schemas is not None:
+            self._schemas.note(specs, until, is_agreed)
 
     def _take(self, table: str, specs: Specs, epoch: int, cache: RowCache | None) -> None:
         self._specs[table] = specs

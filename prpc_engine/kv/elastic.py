@@ -20,6 +20,7 @@ from prpc_engine.kv.host import TableHost
 from prpc_engine.kv.keeper import Calls, Keeper
 from prpc_engine.kv.partition import PARTITIONS_MAX
 from prpc_engine.kv.placement import Placement
+from prpc_engine.kv.schema import Schemas
 from prpc_engine.kv.server import TableShard
 from prpc_engine.kv.spec import checked_count
 from prpc_engine.kv.stream import FORWARD_TIMEOUT_S
@@ -109,6 +110,7 @@ class ElasticServer:
             return places.first(partitions, replicas, alive) if len(alive) >= servers else None
 
         node = PlacementNode(service.master_client, name, SERVERS_PATH)
+        schemas = Schemas(service.master_client, name)
         self._host = TableHost(lambda: TableShard(checkpoint_root), self._look)
         server_id = service.master_client.generate_id(f"tables {name}") + 1
         self._tree = service.master_client
@@ -117,7 +119,7 @@ class ElasticServer:
             closing.callback(self.server.close)
             self._client = client = service.create_client(name)
             closing.callback(client.close)
-            self._keeper = Keeper(node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint)
+            self._keeper = Keeper(node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint, schemas.of)
             self._host.server_id = server_id
             self._host.send = lambda to, method, *args: client.submit_to(to, method, *args, timeout_s=FORWARD_TIMEOUT_S)
             self._watches = list[int]()

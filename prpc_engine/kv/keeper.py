@@ -7,8 +7,8 @@ neither.
     filler   loads and copies partitions to this server, one after the other
 
     a partition here that         is
-    has to be loaded              loaded by the filler from the newest whole checkpoint, or made empty; then said to be loaded,
-                                  again until the master has heard it
+    has to be loaded              loaded by the filler from the newest whole checkpoint, or made empty, with the tables that
+                                  the master knows (schema.py); then said to be loaded, again until the master has heard it
     is joining here               copied by the filler from its primary, again until it has worked
     has a stream that caught up   said to have a replica more
     has a stream that broke       said to have a replica less, which is filled anew
@@ -25,7 +25,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ from prpc_engine.kv.layout import restored
 from prpc_engine.kv.local import run_to_end
 from prpc_engine.kv.placement import NOBODY, Placed, Placement
 from prpc_engine.kv.server import TableShard
-from prpc_engine.kv.table_spec import from_dict
+from prpc_engine.kv.table_spec import TableSpec, from_dict
 from prpc_engine.kv.tree import PlacementNode
 from shard import Future, ShardError
 
@@ -65,7 +65,7 @@ class Keeper:
     """See the file's head. Owned by one ElasticServer.
 
     first: the placement to begin with, of the servers that live, when there is none; None: it is too early. folder: of
-    checkpoints.
+    checkpoints. schema: what a partition has of all tables, also of those that are in no checkpoint.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class Keeper:
         lease_s: float,
         first: Callable[[list[int]], Placement | None],
         folder: str | None,
+        schema: Callable[[int], Sequence[TableSpec]] = lambda index: (),
     ) -> None:
         self._node, self._host, self._client, self._in_reactor = node, host, client, in_reactor
-        self._lease_s, self._first, self._folder = lease_s, first, folder
+        self._lease_s, self._first, self._folder, self._schema = lease_s, first, folder, schema
         self._wake = threading.Event()
         self._closed = False
         self._is_leaving = False  # whatever the placement says: there may be none yet, or one that took us for dead
@@ -280,6 +281,10 @@ class Keeper:
         shard, step = self._host.make_shard(), -1
         if self._folder is not None:
             step = self._load_newest(shard, index, self._folder)
+        there = shard.tables
+        for spec in self._schema(index):
+            if spec.table not in there:  # the newer ones; or all of them, where there is no checkpoint
+                shard.create_table(spec.to_dict())
         self._now(lambda: self._host.put(index, placed.epoch, shard, 0, step))
         return step
 

@@ -48,6 +48,7 @@ from prpc_engine.kv.lane import Address, Lane, Request
 from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, restored, rows_of, sliced, spread
 from prpc_engine.kv.mending import Mending
 from prpc_engine.kv.optimizer import Optimizer
+from prpc_engine.kv.schema import Schemas
 from prpc_engine.kv.services import CallingService
 from prpc_engine.kv.session import Session, Versioned
 from prpc_engine.kv.table import TableStatistics
@@ -104,10 +105,9 @@ class TableWorker:
             addresses, self._locate = where.addresses(), where.locate
         else:
             addresses = self._fixed(expected_servers)
-        beginnings = None if elastic else beginnings_of(service, name)
-        self._catalog = Catalog(name, len(addresses), self._session, self._ask, beginnings)
-        self._tables = self._catalog.layouts
-        add, waiter = Mending(self._locate).add, service.driver if elastic else None
+        known = Schemas(service.master_client, name) if elastic else beginnings_of(service, name)
+        self._catalog = Catalog(name, len(addresses), self._session, self._ask, known)
+        self._tables, add, waiter = self._catalog.layouts, Mending(self._locate).add, service.driver if elastic else None
         self._lanes = [
             Lane(self._client, name, index, address, identity, add, ACKS[ack], elastic, waiter, self._catalog.began_again)
             for index, address in enumerate(addresses)
