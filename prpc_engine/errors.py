@@ -92,6 +92,11 @@ class NoPath(NotSent):
         super().__init__(text)
         self.refusals = tuple(refusals)
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether another try must end the same: nothing failed that could have worked, our transports lead nowhere else."""
+        return bool(self.refusals) and not any(one.failed for one in self.refusals)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """For copy and pickle, which would call it with the text alone."""
         return type(self), (*self.args, self.refusals)

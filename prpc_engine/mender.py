@@ -48,6 +48,8 @@ from shard import VALUE, Future, ShardError, Timer
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address
 CONNECTORS_MAX = 16  # threads that connect at a time: so many servers may hang before the others wait for one of them to fail
+TOLD_AFTER_WAITS = 6  # of one call, before its log says that calls wait: a third of a second or so
+TOLD_EVERY_S = 10.0
 DESCRIBE_SERVERS_MAX = 3  # that are asked at once
 DESCRIBE_TIMEOUT_S = 1.0  # for a server to say whether a method is idempotent, before a failed call of it is given up
 
@@ -76,6 +78,7 @@ class Mender:
         self._policy = policy
         self._random = random
         self._closed = False
+        self._quiet_until = 0.0  # nothing is said of calls that wait
         self._guard = threading.Lock()  # of what follows, and of Route.waiting
         self._held: dict[Call, Timer | None] = {}  # all that were here and are not finished; the timer of their deadline
         self._unsent: dict[Call, int] = {}  # those of them that never left, and their bytes
@@ -272,7 +275,8 @@ class Mender:
             try:
                 peer = self._node.peer_at(route.addresses, CONNECT_TIMEOUT_S, route.text)
             except errors.NotSent as error:
-                self._not_connected(route, errors.NotSent(f"{error} (tried for {time.monotonic() - started:.1f} s)"))
+                told = errors.NotSent(f"{error} (tried for {time.monotonic() - started:.1f} s)")
+                self._not_connected(route, error if isinstance(error, errors.NoPath) and error.is_lasting else told)
             except Exception as error:  # AuthenticationFailed, Closed; or a bug, which callers must hear of
                 self._not_connected(route, error)
             else:
@@ -370,11 +374,20 @@ class Mender:
             return
         if decided.only is not None:
             call.client = self._client  # no longer a race's (hedging.py)
+        if state.waits == TOLD_AFTER_WAITS and isinstance(error, errors.NotSent):
+            self._tell_of_waiting(error, now)
         again = partial(self._directory.after_look_if_stale, error, route, partial(self._again, call, error, decided))
         if decided.delay_s:
             self._reactor.call_later(decided.delay_s, again)
         else:
             again()
+
+    def _tell_of_waiting(self, error: errors.NotSent, now: float) -> None:
+        """Say for what calls wait: a line for all of this client, now and then."""
+        if now >= self._quiet_until:
+            self._quiet_until = now + TOLD_EVERY_S
+            name, first_line = self._directory.name, str(error).partition("\n")[0]
+            logger.warning("waiting for a server of %r, until the deadlines of its calls: %s", name, first_line)
 
     def _again(self, call: Call, error: BaseException, decided: Retry[Route], failure: BaseException | None) -> None:
         if call.finished:

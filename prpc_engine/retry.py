@@ -2,6 +2,7 @@
 
     error                              again?             when                          costs the budget
     NotSent (also NoServer)            yes                at once at a new server (1)   no: it put load on nobody
+    NoPath at every server, where our transports lead nowhere else: no
     Stopping, UnknownService           yes                at once at a new server (1)   yes
     Backpressure                       yes                after a backoff               yes
     MaybeExecuted                      idempotent only    after a backoff               yes
@@ -15,9 +16,9 @@
 (3) Only that server process can tell whether it ran. From then on every attempt goes there, whatever else happens to them;
     Stopping and UnknownService end the call.
 
-Whatever the table says, there is no other attempt after the call's deadline, after `attempts_max` that may have reached a server,
-or after `unsent_max` that did not; and the budget holds for all calls of a client together, so that retries never multiply an
-overload. Each attempt avoids the servers tried before, where there are others.
+Whatever the table says, there is no other attempt after the call's deadline (or UNSENT_S_MAX where it has none), after
+`attempts_max` that may have reached a server, or after `unsent_max` that did not; and the budget holds for all calls of a client
+together, so that retries never multiply an overload. Each attempt avoids the servers tried before, where there are others.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from prpc_engine.balance import Backoff
-from prpc_engine.call import NEVER
+from prpc_engine.call import NEVER, TIMEOUT_S
 from prpc_engine.errors import (
     Backpressure,
     ConfigError,
     DeadlineExceeded,
     MaybeExecuted,
+    NoPath,
     NotSent,
     Rejected,
     RpcError,
@@ -46,9 +48,11 @@ from shard import is_count, is_finite
 
 # Attempts of one call that may each reach a server. Beyond three, one more rarely helps, and waits longer each time.
 ATTEMPTS_MAX = 3
-# Attempts of one call that reached nobody. More than servers usually fail at a time; with one server and RETRY_BACKOFF they are
-# spread over some 0.6 s, which bridges a connection that was reset. A server that starts again takes longer: that is told.
-UNSENT_MAX = 8
+# How long a call without a deadline is tried while it reaches nobody: what others have that were given none of their own. With a
+# deadline it is tried until then: a server that is started again, or later than its clients, is waited for.
+UNSENT_S_MAX = TIMEOUT_S
+# Kinds of failures that the error of a call names, in the order they came; how many there were, it says of all.
+FAILURES_TOLD_MAX = 8
 # The first wait is what a full queue needs to empty and less than a person notices, the last leaves room for several in 30 s.
 RETRY_BACKOFF = Backoff(first_s=0.01, max_s=1.0)
 
@@ -122,7 +126,7 @@ class RetryPolicy:
     """When a call is tried again. See the file's head.
 
     attempts_max   attempts that may have reached a server, the first included; 1: no retry of those
-    unsent_max     attempts that reached nobody, the first included; 1: no failover at all
+    unsent_max     attempts that reached nobody, the first included; 1: no failover at all; None: as many as the deadline allows
     attempt_s      how long one attempt may take, where that is less than what the call has left; None: all of it
     backoff        between attempts
 
@@ -130,14 +134,15 @@ class RetryPolicy:
     """
 
     attempts_max: int = ATTEMPTS_MAX
-    unsent_max: int = UNSENT_MAX
+    unsent_max: int | None = None
     attempt_s: float | None = None
     backoff: Backoff = RETRY_BACKOFF
 
     def __post_init__(self) -> None:
-        if not is_count(self.attempts_max, 1) or not is_count(self.unsent_max, 1):
+        if not is_count(self.attempts_max, 1) or not (self.unsent_max is None or is_count(self.unsent_max, 1)):
             raise ConfigError(
-                f"attempts_max={self.attempts_max!r}, unsent_max={self.unsent_max!r}: 1 or more are allowed; 1 means no retry"
+                f"attempts_max={self.attempts_max!r}, unsent_max={self.unsent_max!r}: whole numbers from 1 on are allowed, "
+                "where 1 means no retry; unsent_max may be None for as many as the deadline allows"
             )
         if self.attempt_s is not None and not (is_finite(self.attempt_s, 0.0) and self.attempt_s):
             raise ConfigError(f"attempt_s={self.attempt_s!r}: seconds above zero are allowed, or None for all that the call has")
@@ -182,14 +187,17 @@ class RetryState(Generic[R]):
 
     def __init__(self, policy: RetryPolicy, budget: RetryBudget, random: Random, method: str, started: float) -> None:
         self.only: R | None = None  # whose repeat it is: a call of a `once` method that may have run there
-        self.attempts: list[Attempt] = []  # in the order of their failures; bounded by the policy's two bounds and the hedges
+        self.failures = 0
+        self.waits = 0  # before another attempt
+        self._lasting = 0  # failures that other attempts must end with, too
+        self._told: dict[Attempt, int] = {}  # FAILURES_TOLD_MAX kinds of them, in the order they came first, and how many of each
         self._policy = policy
         self._budget = budget
         self._random = random
         self._method = method
         self._started = started
         self._tried: tuple[R, ...] = ()
-        self._sent = self._unsent = self._waits = 0
+        self._sent = self._unsent = 0
         self.may_have_run = False  # in one of the attempts
 
     def decide(
@@ -208,23 +216,31 @@ class RetryState(Generic[R]):
             return GiveUp(ONLY_THERE)
         if now >= deadline:
             return GiveUp("the deadline is over")
-        if self._unsent >= self._policy.unsent_max:
+        if self._policy.unsent_max is not None and self._unsent >= self._policy.unsent_max:
             return GiveUp(f"given up after unsent_max={self._policy.unsent_max} attempts that reached nobody")
+        if self._lasting == self.failures and not is_new:
+            return GiveUp("")  # no transport leads to any server there is, and the error says why
+        if deadline == NEVER and isinstance(error, NotSent) and now - self._started >= UNSENT_S_MAX:
+            return GiveUp(f"given up after {UNSENT_S_MAX:.0f} s: the call has no deadline of its own")
         if self._sent >= self._policy.attempts_max:
             return GiveUp(f"given up after attempts_max={self._policy.attempts_max} attempts")
         delay_s = 0.0
         if not (is_new and isinstance(error, ELSEWHERE_AT_ONCE)):
-            delay_s = self._policy.backoff.delay_s(self._waits + 1, self._random)
+            delay_s = self._policy.backoff.delay_s(self.waits + 1, self._random)
             if now + delay_s >= deadline:
                 return GiveUp(f"the deadline comes before the next attempt, which was due in {delay_s:.3f} s")
-            self._waits += 1
+            self.waits += 1
         if not isinstance(error, NotSent) and not self._budget.try_take(now):
             return GiveUp(f"not retried: the budget for retries is spent ({self._budget})")
         return Retry(delay_s, self._tried, self.only)
 
     def record(self, error: BaseException, route: R | None) -> None:
         """Remember a failure about which nothing is to be decided: of an attempt in a race that others go on with."""
-        self.attempts.append(Attempt(str(route) if route is not None else "no server", type(error).__name__))
+        self.failures += 1
+        self._lasting += isinstance(error, NoPath) and error.is_lasting
+        failed = Attempt(str(route) if route is not None else "no server", type(error).__name__)
+        if failed in self._told or len(self._told) < FAILURES_TOLD_MAX:
+            self._told[failed] = self._told.get(failed, 0) + 1
         if route is not None and route not in self._tried:
             self._tried = (*self._tried, route)
         if isinstance(error, NotSent):
@@ -239,25 +255,25 @@ class RetryState(Generic[R]):
 
         When an earlier attempt may have run, the last error may not claim the opposite: it becomes MaybeExecuted then.
         """
-        if len(self.attempts) < 2 and not gave_up.reason:
+        if self.failures < 2 and not gave_up.reason:
             return error
         if self.may_have_run and isinstance(error, NotSent | Rejected):
-            final: BaseException = MaybeExecuted(self._told(str(error), gave_up, now))
+            final: BaseException = MaybeExecuted(self._text(str(error), gave_up, now))
             final.__cause__ = error
             return final
         if isinstance(error, RpcError):
-            error.args = (self._told(str(error), gave_up, now), *error.args[1:])
+            error.args = (self._text(str(error), gave_up, now), *error.args[1:])
         return error
 
-    def _told(self, text: str, gave_up: GiveUp, now: float) -> str:
-        rows = [(attempt, sum(1 for _ in row)) for attempt, row in itertools.groupby(self.attempts)]
-        places = ", ".join(
-            f"{attempt.error} at {attempt.where}" + (f" {count} times" if count > 1 else "") for attempt, count in rows
-        )
-        times = "once" if len(self.attempts) == 1 else f"{len(self.attempts)} times"
+    def _text(self, text: str, gave_up: GiveUp, now: float) -> str:
+        places = [f"{one.error} at {one.where}" + (f" {count} times" if count > 1 else "") for one, count in self._told.items()]
+        others = self.failures - sum(self._told.values())
+        if others:
+            places.append(f"{others} more")
+        times = "once" if self.failures == 1 else f"{self.failures} times"
         reason = f"; {gave_up.reason}" if gave_up.reason else ""
         first, newline, rest = text.partition("\n")
-        return f"{first} (tried {times} in {now - self._started:.3f} s: {places}{reason}){newline}{rest}"
+        return f"{first} (tried {times} in {now - self._started:.3f} s: {', '.join(places)}{reason}){newline}{rest}"
 
 
 def is_retriable(error: BaseException) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from prpc_engine.cli import Commands
 
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
+MASTER_TIMEOUT_S = 3.0  # for the master to answer: a person looks on, and it has most likely been there for long
 TIMEOUT_S = 2.0  # for one process to connect, at each of its addresses, and to answer
 ASKED_AT_ONCE_MAX = 32  # processes: those that hang keep the others waiting only when there are so many of them
 
@@ -74,7 +75,7 @@ def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None,
     """The rows of each look after the first; one with --once."""
     secret = secret_from(None, args.secret_file)
     with (
-        MasterClient(address, args.root, secret, label="prpc top") as master,
+        MasterClient(address, args.root, secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S) as master,
         visiting_node("prpc-top", transports_from(None), secret) as node,
         ThreadPoolExecutor(ASKED_AT_ONCE_MAX, "prpc-top") as pool,
     ):

@@ -29,6 +29,7 @@ from prpc_engine.marks import marks_of
 from prpc_engine.master.joined import Joined
 from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
+from prpc_engine.master.refusals import refusal
 from prpc_engine.master.registry import DEFAULT_API
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.message import method_key
@@ -40,6 +41,7 @@ logger = logging.getLogger("prpc")
 LEASE_S = 5.0  # how long a host that vanished stays a member; a process that died on the master's host goes at once
 HEARTBEATS_PER_LEASE = 5  # so that some may be late on a busy machine
 CONNECT_TIMEOUT_S = 5.0  # for one attempt
+MAY_COME = (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded)  # nobody answers yet, or has answered to the end
 OPEN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0  # for the master to hear that we close; it finds out by itself later
 # Between attempts: a master that restarts is found at once, and a thousand clients do not all come in the same moment.
@@ -92,7 +94,8 @@ class MasterSession:
     """See the file's head. Owned by who made the node (an RpcService, a MasterClient, a shard), and closed before it.
 
     opened          a future: done when the master answered for the first time, or with what kept it from that
-    open_timeout_s  for that first time to connect, and for the answer; there is no second try
+    open_timeout_s  for that first time: until then it is tried again and again, as the master may start later than its clients.
+                    What waiting cannot mend (another secret, another protocol) ends it at once
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class MasterSession:
         self._lease_s = float(lease_s)
         self._root = root
         self._attempt_s = open_timeout_s  # for connecting, and for opening the session; later CONNECT_TIMEOUT_S
+        self._open_timeout_s = open_timeout_s
         self._label = label or f"process {os.getpid()}"
         self._token = ""
         self._home = this_process()
@@ -200,7 +204,8 @@ class MasterSession:
                 request.session = 0  # it was refused before it began, or what it waited for went with the session
                 self._connect_anew()
             else:
-                self._finish(request, self._refusal(request, kind, error))
+                asked = f"{self._asked(request)} at the master at {self.address}"
+                self._finish(request, refusal(asked, time.monotonic() - request.asked, error))
         elif isinstance(error, errors.MaybeExecuted | errors.NotSent | errors.Closed):
             self._send_over_the_next(request, error)
         elif isinstance(error, errors.DeadlineExceeded) and request.verb == GIVING_UP:
@@ -239,8 +244,7 @@ class MasterSession:
             request.timer = self.node.reactor.timers.call_at(when, partial(self._expire, request))
 
     def _expire(self, request: _Request) -> None:
-        now = time.monotonic()
-        last = request.deadline + (ANSWER_S if request.verb in WAITING else 0.0)
+        now, last = time.monotonic(), request.deadline + (ANSWER_S if request.verb in WAITING else 0.0)
         if request.peer is not None and now < last:
             self._arm(request, last)
         elif request.verb == GIVING_UP:  # goes on: what it gives up may be a lock that others wait for as long as we live
@@ -274,23 +278,6 @@ class MasterSession:
             f"{self._asked(request)} was sent to the master at {self.address}, which was lost; {why} ({self._last_error}): it "
             "may have been done; look before you ask again"
         )
-
-    def _refusal(self, request: _Request, kind: str, error: errors.RemoteError) -> errors.RpcError:
-        asked = f"{self._asked(request)} at the master at {self.address}"
-        if kind == "TimedOut":
-            after_s = time.monotonic() - request.asked
-            return errors.DeadlineExceeded(
-                f"{asked}: {error.remote_message} (after {after_s:.3f} s); allow a larger timeout_s, or see to who is missing"
-            )
-        kinds: dict[str, type[errors.RpcError]] = {
-            "NoSuchNode": errors.NoSuchNode,
-            "NodeExists": errors.NodeExists,
-            "VersionMismatch": errors.VersionMismatch,
-            "RegistryError": errors.Rejected,
-            "JournalError": errors.JournalError,
-        }
-        refused = kinds.get(kind)
-        return error if refused is None else refused(f"{asked} was refused: {error.remote_message}")
 
     # -- the node and its servers ------------------------------------------------------------------------------------------
 
@@ -377,6 +364,7 @@ class MasterSession:
     def _keep(self) -> None:
         backoff_s = BACKOFF_S_MIN
         has_opened = False
+        give_up = time.monotonic() + self._open_timeout_s
         while not self._closed:
             self._wake.clear()
             peer = self._peer
@@ -393,14 +381,27 @@ class MasterSession:
                 if not isinstance(error, errors.RpcError):
                     logger.exception("the session at the master at %s has an error it did not expect", self.address)
                 self._last_error = str(error).partition("\n")[0]
-                if not has_opened:
+                delay_s = random.uniform(0.0, backoff_s)
+                if not has_opened and not self._goes_on(error, give_up - time.monotonic() - delay_s, backoff_s):
                     self.node.reactor.call_soon(partial(self.opened.set_error, error))
                     return
                 if isinstance(error, errors.AuthenticationFailed):
                     self._fail_all(error)
-                delay_s = random.uniform(0.0, backoff_s)
                 backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
             self._wake.wait(delay_s)
+        if not has_opened:
+            closed = errors.Closed(f"this side was closed while it waited for the master at {self.address}")
+            self.node.reactor.call_soon(partial(self.opened.set_error, closed))
+
+    def _goes_on(self, error: Exception, left_s: float, backoff_s: float) -> bool:
+        """Whether the master may be there at another try, after this one before the session was ever open."""
+        if left_s <= 0.0 or isinstance(error, errors.NotAPeer) or not isinstance(error, MAY_COME):
+            return False
+        self._attempt_s = left_s
+        if backoff_s == BACKOFF_S_MIN:  # once
+            told = self.address, self._open_timeout_s, self._last_error
+            logger.warning("waiting for the master at %s, for up to %.3g s: %s", *told)
+        return True
 
     def _open(self) -> None:
         self._peer = None

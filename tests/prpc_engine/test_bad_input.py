@@ -109,7 +109,7 @@ def test_when_the_only_server_was_taken_back_there_is_none_to_be_found(world: Wo
             with pytest.raises(
                 (errors.NoServer, errors.UnknownService), match=r"tried .* times .* UnknownService at server 0 of 'brief'"
             ):
-                client.call("echo", 1)
+                client.call("echo", 1, timeout_s=1.0)
 
 
 def test_a_handler_that_raises_gives_its_type_message_and_traceback(world: World) -> None:
@@ -258,11 +258,11 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_master_that_is_not_there_is_unreachable_at_once(world: World) -> None:
+def test_a_master_that_is_not_there_is_unreachable_at_the_deadline(world: World) -> None:
     with hold_port() as held:
         address = address_of(held)
         with refused(errors.MasterUnreachable, f"no master answers at {address}", "start one", "mend the address"):
-            RpcService(master=address)
+            RpcService(master=address, timeout_s=0.3)
 
 
 def test_a_master_that_says_nothing_is_unreachable_in_time(world: World, silent: str) -> None:
@@ -280,7 +280,7 @@ def test_an_address_that_is_none_is_named_with_what_is_expected(address: str) ->
 
 def test_a_host_that_does_not_exist_is_named() -> None:
     with refused(errors.MasterUnreachable, "no-such-host.invalid:1"):
-        RpcService(master="no-such-host.invalid:1", timeout_s=BOUND_S)
+        RpcService(master="no-such-host.invalid:1", timeout_s=0.5)
 
 
 def test_a_taken_port_is_named_with_what_to_do(world: World) -> None:
@@ -329,7 +329,7 @@ def test_a_pinned_thread_is_let_go_at_close(world: World) -> None:
         assert os.sched_getaffinity(0) == {core}
     assert os.sched_getaffinity(0) == before
     with refused(errors.MasterUnreachable):
-        RpcService(master="127.0.0.1:1", pin=core)
+        RpcService(master="127.0.0.1:1", pin=core, timeout_s=0.1)
     assert os.sched_getaffinity(0) == before, "also when it could not be made"
 
 

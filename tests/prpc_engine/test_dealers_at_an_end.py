@@ -10,7 +10,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from prpc_engine import Dealer, ErrorCode, Master, RpcClient, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
+from prpc_engine import (
+    Dealer,
+    ErrorCode,
+    Master,
+    RpcClient,
+    RpcRequest,
+    RpcResponse,
+    RpcServer,
+    RpcService,
+    Terminated,
+    client,
+    errors,
+)
 from prpc_engine.mailbox import Ending, Mailbox
 from tests.program import Program, halt
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -251,7 +263,8 @@ def test_an_impossible_wait_is_refused_by_name(world: World, timeout_s: Any) -> 
             wait(timeout_s)
 
 
-def test_a_one_way_request_that_reaches_nobody_says_so(world: World) -> None:
+def test_a_one_way_request_that_reaches_nobody_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TIMEOUT_S", 1.0)
     asking = world.client.create_dealer()
     with pytest.raises(errors.NoServer, match="has no server 99"):
         asking.send_request_one_way(RpcRequest("to nobody", sid=99))

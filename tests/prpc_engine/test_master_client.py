@@ -448,7 +448,7 @@ def test_nobody_at_the_address_is_said_with_what_to_do() -> None:
     with hold_port() as held:
         address = address_of(held)
         with pytest.raises(MasterUnreachable, match=rf"no master answers at {address}.*start one with"):
-            MasterClient(address)
+            MasterClient(address, timeout_s=0.3)
 
 
 def test_a_closed_client_refuses_and_says_so(client: MasterClient) -> None:

@@ -15,8 +15,9 @@ from prpc_engine.call import NEVER
 from prpc_engine.retry import (
     ATTEMPTS_MAX,
     BUDGET_RESERVE,
+    FAILURES_TOLD_MAX,
     RETRY_BACKOFF,
-    UNSENT_MAX,
+    UNSENT_S_MAX,
     GiveUp,
     Retry,
     RetryBudget,
@@ -137,11 +138,43 @@ def test_attempts_that_may_have_reached_a_server_and_those_that_did_not_have_bou
         assert isinstance(state.decide(errors.Backpressure("x"), f"full {attempt}", clock(), NEVER, False), Retry)
     decision = state.decide(errors.Backpressure("x"), "full", clock(), NEVER, False)
     assert decision == GiveUp(f"given up after attempts_max={ATTEMPTS_MAX} attempts")
-    state = state_of(seed, clock)
-    for _ in range(1, UNSENT_MAX):
+    state = state_of(seed, clock, RetryPolicy(unsent_max=8))
+    for _ in range(1, 8):
         assert isinstance(state.decide(errors.NotSent("x"), "a", clock(), NEVER, False), Retry)
     decision = state.decide(errors.NotSent("x"), "a", clock(), NEVER, False)
-    assert decision == GiveUp(f"given up after unsent_max={UNSENT_MAX} attempts that reached nobody")
+    assert decision == GiveUp("given up after unsent_max=8 attempts that reached nobody")
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 20.0, 300.0])
+def test_what_reaches_nobody_is_tried_until_its_deadline_with_pauses(timeout_s: float, seed: int, clock: ManualClock) -> None:
+    state, started, attempts = state_of(seed, clock), clock(), 0
+    while True:
+        attempts += 1
+        decision = state.decide(errors.NotSent("refused"), "a", clock(), started + timeout_s, False)
+        if isinstance(decision, GiveUp):
+            break
+        clock.advance(decision.delay_s)
+    assert decision.reason.startswith("the deadline comes before the next attempt")
+    assert clock() - started > timeout_s - 1.0, "no earlier than the longest pause before it"
+    assert attempts < 30 + 4 * timeout_s
+    final = state.final_error(errors.NotSent("refused"), decision, clock())
+    assert f"(tried {attempts} times in" in str(final) and f"NotSent at a {attempts} times;" in str(final)
+
+
+def test_a_call_without_a_deadline_is_not_tried_for_ever(seed: int, clock: ManualClock) -> None:
+    state, started = state_of(seed, clock), clock()
+    while isinstance(decision := state.decide(errors.NotSent("refused"), "a", clock(), NEVER, False), Retry):
+        clock.advance(decision.delay_s)
+    assert decision == GiveUp("given up after 30 s: the call has no deadline of its own")
+    assert 0.0 <= clock() - started - UNSENT_S_MAX < 1.0
+
+
+def test_an_error_names_some_kinds_of_failures_and_counts_the_others(seed: int, clock: ManualClock) -> None:
+    state = state_of(seed, clock)
+    for route in [f"server {number}" for number in range(FAILURES_TOLD_MAX + 5)] * 2:
+        state.record(errors.NotSent("refused"), route)
+    text = str(state.final_error(errors.NotSent("refused"), GiveUp(""), clock()))
+    assert "tried 26 times" in text and "NotSent at server 7 2 times, 10 more)" in text
 
 
 ERRORS = [
@@ -157,7 +190,7 @@ ERRORS = [
 @given(
     failures=st.lists(
         st.tuples(st.sampled_from(ERRORS), st.sampled_from("abc"), st.floats(0.0, 0.2)),
-        min_size=ATTEMPTS_MAX + UNSENT_MAX,
+        min_size=11,
         max_size=12,
     ),
     timeout_s=st.floats(0.0, 2.0),
@@ -169,7 +202,7 @@ def test_whatever_fails_a_call_ends_within_its_bounds_and_no_attempt_begins_afte
 ) -> None:
     clock = ManualClock()
     deadline = clock() + timeout_s
-    policy = RetryPolicy(attempt_s=0.1)
+    policy = RetryPolicy(attempt_s=0.1, unsent_max=8)
     state = state_of(start, clock, policy)
     sent = unsent = 0
     for kind, route, took_s in failures:
@@ -179,7 +212,7 @@ def test_whatever_fails_a_call_ends_within_its_bounds_and_no_attempt_begins_afte
         error = kind("x")
         decision = state.decide(error, route, clock(), deadline, is_idempotent)
         sent, unsent = (sent, unsent + 1) if isinstance(error, errors.NotSent) else (sent + 1, unsent)
-        assert sent <= policy.attempts_max and unsent <= policy.unsent_max
+        assert sent <= policy.attempts_max and unsent <= 8
         if isinstance(decision, GiveUp):
             final = state.final_error(error, decision, clock())
             assert f"(tried {sent + unsent} times" in str(final) or sent + unsent == 1

@@ -385,7 +385,7 @@ def test_descriptors_that_run_out_while_connecting_are_a_named_error(master: Mas
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
         try:
             with pytest.raises(NotSent, match=r"shm: .*Too many open files.*; tcp: .*Too many open files"):
-                client.call("echo", 1, timeout_s=PATIENCE_S)
+                client.call("echo", 1, timeout_s=1.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert client.call("echo", 2) == 2

@@ -112,7 +112,7 @@ def test_without_room_for_rings_and_without_tcp_nothing_is_sent_and_the_reason_i
     program = """
 def test(service, client):
     try:
-        client.call("echo", 1)
+        client.call("echo", 1, timeout_s=1.0)
     except errors.NotSent as error:
         assert "no memory for a segment" in str(error), str(error)
     else:

@@ -104,6 +104,7 @@ class Postoffice:
         lanes = replace(limits_from(None), connections_per_peer=1)  # one lane: messages of one worker to one server stay in order
         deadline = time.monotonic() + timeout_s
         while True:
+            left_s = max(CONNECT_PAUSE_S, deadline - time.monotonic())
             try:
                 service = RpcService(
                     str(settings.root),
@@ -112,7 +113,7 @@ class Postoffice:
                     limits=lanes,
                     polling=settings.polling,
                     lease_s=settings.dead_after_s,
-                    timeout_s=CONNECT_TIMEOUT_S,
+                    timeout_s=min(CONNECT_TIMEOUT_S, left_s),
                 )
             except errors.MasterUnreachable as error:
                 why = str(error)

@@ -1,0 +1,127 @@
+"""Processes of a job start in any order: each waits for what it needs until its deadline, and says for what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from prpc_engine import Master, MasterClient, RetryPolicy, RpcService, errors
+from tests.ports import address_of, hold_port
+from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+Starts = Callable[[str], Any]
+
+
+def waiting_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("waiting for ")]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda address: RpcService(address, timeout_s=PATIENCE_S), lambda address: MasterClient(address, timeout_s=PATIENCE_S)],
+    ids=["RpcService", "MasterClient"],
+)
+def test_who_starts_before_its_master_waits_for_it_and_says_so_once(start: Starts, caplog: pytest.LogCaptureFixture) -> None:
+    with hold_port() as held, ThreadPoolExecutor() as pool:
+        address = address_of(held)
+        started = pool.submit(start, address)
+        wait_until(lambda: waiting_lines(caplog), "the line that says for what it waits")
+        assert not started.done()
+        with Master(address), started.result(PATIENCE_S):
+            (line,) = waiting_lines(caplog)
+            assert line.startswith(f"waiting for the master at {address}, for up to 30 s: ")
+
+
+def test_a_master_that_comes_too_late_is_told_with_what_kept_it_away() -> None:
+    with hold_port() as held:
+        address = address_of(held)
+        started = time.monotonic()
+        with pytest.raises(errors.MasterUnreachable, match=rf"no master answers at {address} \(0\.[3-9] s\): .*refused"):
+            RpcService(address, timeout_s=0.5)
+        assert time.monotonic() - started >= 0.3
+
+
+def test_what_waiting_cannot_mend_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Master(secret="the right secret, of many letters") as master:
+        with pytest.raises(errors.AuthenticationFailed):
+            RpcService(master.address, secret="the wrong secret, of many letters", timeout_s=3600.0)
+        with pytest.raises(errors.ConfigError):
+            RpcService("nowhere", timeout_s=3600.0)
+    assert waiting_lines(caplog) == []
+
+
+def test_a_client_that_is_closed_while_it_waits_for_its_master_waits_no_longer() -> None:
+    with hold_port() as held, ThreadPoolExecutor() as pool, RpcServiceInTheMaking() as making:
+        started = pool.submit(RpcService, address_of(held), timeout_s=PATIENCE_S)
+        making.session(0).close()
+        with pytest.raises(errors.RpcError, match="closed"):
+            started.result(PATIENCE_S)
+
+
+class RpcServiceInTheMaking:
+    """Finds the sessions that are made while it is entered."""
+
+    def __enter__(self) -> RpcServiceInTheMaking:
+        from prpc_engine.master.session import MasterSession
+
+        self._patch = pytest.MonkeyPatch()
+        self._made: list[Any] = []
+        init, made = MasterSession.__init__, self._made
+
+        def noted(session: Any, *args: Any, **settings: Any) -> None:
+            init(session, *args, **settings)
+            made.append(session)
+
+        self._patch.setattr(MasterSession, "__init__", noted)
+        return self
+
+    def session(self, number: int) -> Any:
+        wait_until(lambda: len(self._made) > number, "the session")
+        return self._made[number]
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_whose_server_is_away_waits_for_it_until_its_deadline(master: Master, caplog: pytest.LogCaptureFixture) -> None:
+    with hold_port() as held, RpcService(master.address) as caller:
+        before = RpcService(master.address, transports=["tcp"], bind=address_of(held))
+        before.create_server("test", Plain())
+        client = caller.create_client("test", timeout_s=PATIENCE_S)
+        assert client.call("echo", 1, timeout_s=PATIENCE_S) == 1
+        before.close()
+        wait_until(lambda: not any(route.is_connected for route in client._routes.values()), "the loss")
+        calls = [client.submit("echo", number, timeout_s=PATIENCE_S) for number in range(20)]
+        sums = [client.submit("add", number, timeout_s=PATIENCE_S) for number in range(20)]
+        wait_until(lambda: waiting_lines(caplog), "the line that says for what they wait")
+        assert not any(call.done() for call in calls + sums)
+        with RpcService(master.address, transports=["tcp"], bind=address_of(held)) as after:
+            after.create_server("test", Plain())
+            assert [call.result(PATIENCE_S) for call in calls] == list(range(20))
+            assert [call.result(PATIENCE_S) for call in sums] == list(range(10, 30))
+        (line,) = waiting_lines(caplog)
+        assert line.startswith("waiting for a server of 'test', until the deadlines of its calls: ")
+
+
+def test_a_call_that_found_no_server_by_its_deadline_was_not_sent(master: Master) -> None:
+    with RpcService(master.address) as caller, caller.create_client("test", 0) as client:
+        with pytest.raises(errors.NotSent, match=r"'test' has no live server .* the deadline comes before the next attempt"):
+            client.call("echo", 1, timeout_s=1.0)
+        assert client.statistics().waiting == 0
+
+
+def test_a_policy_may_say_how_often_nobody_is_tried(master: Master) -> None:
+    with (
+        RpcService(master.address) as caller,
+        caller.create_client("test", 0, retry=RetryPolicy(unsent_max=2)) as client,
+        pytest.raises(errors.NoServer, match="given up after unsent_max=2 attempts that reached nobody"),
+    ):
+        client.call("echo", 1, timeout_s=PATIENCE_S)
