@@ -17,6 +17,7 @@ from prpc_engine.master.joined import Joined
 from prpc_engine.master.session import MasterSession
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
+from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.test_master_races import session_of, watches_of
 
@@ -84,11 +85,10 @@ def test_a_session_that_was_opened_unheard_does_not_keep_its_client_from_another
         request = peer.request
 
         def too_late(*asked: Any) -> Any:
-            call = request(*asked)
-            session.wait(call)
-            call.finished = 0
-            call.set_error(errors.DeadlineExceeded("the master was slow"))
-            return call
+            session.wait(request(*asked))
+            late = Future()
+            late.set_error(errors.DeadlineExceeded("the master was slow"))
+            return late
 
         if number == 0 and not unheard:
             unheard.append(peer)
