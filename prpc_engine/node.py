@@ -50,6 +50,7 @@ from shard import (
     TcpListener,
     TcpTransport,
     Transport,
+    Trimmer,
     UnixTransport,
 )
 from shard import Node as Identity
@@ -110,6 +111,7 @@ class Node:
         self.waiter = waiter
         self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
         self.slab = slab
+        self._trimmer = Trimmer(slab, reactor)
         self.servers: dict[int, Server] = {server.target: server for server in servers}
         self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers, self.peers, slab)
         self.on_peer_lost = on_peer_lost or _ignore
@@ -391,6 +393,7 @@ class Node:
             return
         with self._guard:
             self._closed = True
+        self._trimmer.close()
         self._close_listeners()
         for peer in self.peers():
             peer.connection.close()

@@ -65,6 +65,7 @@ from shard.transport.shared_port import Dealer, DealtPort
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
+from shard.trimming import Trimmer
 
 __all__ = [
     "BULK",
@@ -130,6 +131,7 @@ __all__ = [
     "Topology",
     "Traffic",
     "Transport",
+    "Trimmer",
     "UnixTransport",
     "UnreachableError",
     "Waiter",

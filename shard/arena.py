@@ -22,10 +22,21 @@ BLOCK_BYTES_MIN = 4096  # smaller arrays travel inside the message
 SIZES_REMEMBERED = 1024  # programs send few sizes of arrays; looking one up costs a fifth of computing it
 
 
+class Holder:
+    """One peer, as the slab sees it: blocks that were taken to copy arrays into for it alone, and have not come back."""
+
+    __slots__ = ("held_bytes", "share")
+
+    def __init__(self, share: float) -> None:
+        """`share`: the part of the slab's budget that it may hold."""
+        self.share = share
+        self.held_bytes = 0  # kept by the slab, under its lock
+
+
 class Block:
     """A piece of an arena: `size_bytes` at `offset` of segment number `segment`, `users` of it, who asked for `asked_bytes`."""
 
-    __slots__ = ("arena", "asked_bytes", "offset", "segment", "size_bytes", "users")
+    __slots__ = ("arena", "asked_bytes", "holder", "offset", "segment", "size_bytes", "users")
 
     def __init__(self, arena: Arena, offset: int, size_bytes: int) -> None:
         self.arena = arena
@@ -34,12 +45,13 @@ class Block:
         self.size_bytes = size_bytes
         self.asked_bytes = 0
         self.users = 0
+        self.holder: Holder | None = None  # the peer that it was taken for, if it was
 
 
 class Arena:
     """A segment and how far it is cut. Owned by one slab, which keeps `used_bytes` in step with its blocks."""
 
-    __slots__ = ("address", "cut_bytes", "is_closed", "number", "segment", "size_bytes", "used_bytes")
+    __slots__ = ("address", "cut_bytes", "idle_turns", "is_closed", "is_warm", "number", "segment", "size_bytes", "used_bytes")
 
     def __init__(self, number: int, segment: Segment) -> None:
         self.number = number
@@ -48,6 +60,8 @@ class Arena:
         self.address: int = np.frombuffer(segment.memory, np.uint8).__array_interface__["data"][0]  # in this process
         self.cut_bytes = 0
         self.used_bytes = 0  # in blocks with users
+        self.is_warm = True  # a block of it was taken since the last look of Slab.trim() ...
+        self.idle_turns = 0  # ... else how many looks in a row found none used nor taken
         self.is_closed = False
 
     @property

@@ -24,5 +24,8 @@ class Books(Protocol):
     def leases(self) -> list[Lease]:
         """A snapshot, oldest first."""
 
+    def tell_drops(self) -> None:
+        """A segment went back to the kernel: the peer need not keep it mapped. Never waits, for the slab's lock is held."""
+
     def strike_all(self) -> list[Block]:
         """End all leases; their blocks, once for each, whose users the caller counts down."""

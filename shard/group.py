@@ -48,6 +48,7 @@ from shard.stall import STALL_BUDGET_S
 from shard.supervisor import Life, State, Supervisor
 from shard.transport import Traffic
 from shard.transport.notes import HANDOVER
+from shard.trimming import Trimmer
 
 SHARDS_MAX = 256  # a lane per pair: 32,896 of them by then
 DRAIN_S = 2.0  # for running functions and tasks to return, then the shard is killed
@@ -130,6 +131,7 @@ class ShardGroup:
         self.driver = driver or Driver(polling, "prpc-group")
         self._owns_driver = driver is None
         self.slab = Slab()  # this process's: an array made on it goes to a shard by reference
+        Trimmer(self.slab, self.driver.reactor)
         self._tally = Tally()
         self._gate = Gate("the application", self.driver)
         self._counters_segment = Segment.create(size_for(size + 1))

@@ -158,6 +158,7 @@ class Lendings:
         self._next_lease = itertools.count(1).__next__  # atomic
         self._connection_ended = False
         self.bytes_lent = 0  # in all
+        self.tell_drops: Callable[[], None] = _nobody_waits  # set by a connection that has a reactor
         slab.open_books(self)
 
     def __len__(self) -> int:

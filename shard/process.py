@@ -40,6 +40,7 @@ from shard.segment import Segment
 from shard.slab import Slab
 from shard.stall import StallDetector
 from shard.transport import Traffic
+from shard.trimming import Trimmer
 
 APPLICATION = -1  # the lane to it, among those to shards
 COUNTERS_PERIOD_S = 0.1  # how old a row of the counters may be
@@ -81,6 +82,7 @@ class Shard:
         self.core = birth.core
         self.slab = Slab()
         self.reactor = Reactor(time.monotonic)
+        Trimmer(self.slab, self.reactor)
         self.tasks = Gate(f"shard {birth.index}")  # what others wait for passes it
         self.sharded: dict[int, Any] = {}  # this shard's instance of each Sharded, by its number
         self._limits = birth.limits

@@ -14,6 +14,9 @@ touch of fresh shared memory runs at 0.3-0.7 GB/s, a warm copy at 10-20.)
     swap     segments whose blocks are all free go back to the kernel until a new one fits
     ShmFull  which says who holds what
 
+What a peer holds of copies that were made for it counts against its share of the budget, so that one that stops reading leaves
+the others theirs. Segments that have been idle for a while go back to the kernel (trim(), trimming.py).
+
 Numbers of segments are never used again, so a peer that has one mapped which is gone is told of its successor as of any other.
 
 Every block counts its users: one for the array made on it here, one for each lease a peer holds. At zero it is free. The
@@ -42,7 +45,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shard.arena import ALIGNMENT_BYTES, Arena, Block, block_size
+from shard import memory_room
+from shard.arena import ALIGNMENT_BYTES, Arena, Block, Holder, block_size
 from shard.books import Lease, debug_leases
 from shard.borrowers import Books, Reader
 from shard.errors import ClosedError, ForkedError, LocalProtocolError, ShmFull
@@ -52,6 +56,9 @@ from shard.slab_statistics import SlabStatistics
 SEGMENT_BYTES_FIRST = 8 << 20  # what a process pays that sends few arrays
 SEGMENT_BYTES_MAX = 128 << 20  # segments double up to this: reserving one takes some 50 ms
 HUGE_PAGE_BYTES = 2 << 20  # segments are multiples of it, but for one that fills the bound
+KEPT_BYTES = SEGMENT_BYTES_MAX  # of idle segments, at least so much stays warm
+TRIM_S = 5.0  # between two looks for idle segments ...
+IDLE_TURNS = 6  # ... of which so many in a row find one idle before it goes back: half a minute, longer than a training step
 SLAB_BYTES_MAX = 8 << 30  # default bound of one process; configurable
 UINT8 = np.dtype(np.uint8)  # numpy looks np.uint8 up each time
 _NOBODY = -1  # no process has this pid
@@ -101,7 +108,9 @@ class Slab:
         _made_here.add(self)
         self._is_closed = False
         self._reserved = self._used = self._asked = self._blocks_used = 0
-        self._reserved_max = self._used_max = self._recuts = self.segments_dropped = 0
+        self._reserved_max = self._used_max = self._recuts = self.segments_dropped = self._trimmed = 0
+        self._look_at = 0.0
+        self.budget_bytes = limit_bytes  # what it may come to, by its bound and by the memory there was when it last grew
 
     # -- arrays ------------------------------------------------------------------------------------------------------
 
@@ -152,8 +161,12 @@ class Slab:
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> Block:
-        """A block of at least `nbytes` with one user. Raises ShmFull when slab or memory have no room."""
+    def allocate(self, nbytes: int, holder: Holder | None = None) -> Block:
+        """A block of at least `nbytes` with one user; what is for one peer alone counts for its `holder` until it is free again.
+
+        Raises ShmFull when slab or memory have no room, or when the holder would hold more than its share: one block of any size
+        it may.
+        """
         if self._pid != os.getpid():
             raise self._forked()
         size = block_size(nbytes)
@@ -162,11 +175,18 @@ class Slab:
         with self._lock:
             if self._dropped:
                 self._collect_dropped()
+            if holder is not None and holder.held_bytes and holder.held_bytes + size > holder.share * self.budget_bytes:
+                raise self._share_reached(size, holder)
             free = self._free[size]
             block = free.pop() if free else self._find_block(size)
             block.users = 1
             block.asked_bytes = nbytes
-            block.arena.used_bytes += size
+            arena = block.arena
+            arena.used_bytes += size
+            arena.is_warm = True
+            if holder is not None:
+                holder.held_bytes += size
+                block.holder = holder
             self._asked += nbytes
             self._blocks_used += 1
             self._used = used = self._used + size
@@ -209,6 +229,9 @@ class Slab:
         if not block.users:
             size, arena = block.size_bytes, block.arena
             arena.used_bytes -= size
+            if block.holder is not None:
+                block.holder.held_bytes -= size
+                block.holder = None
             self._used -= size
             self._asked -= block.asked_bytes
             self._blocks_used -= 1
@@ -364,6 +387,7 @@ class Slab:
         """A new segment, made for a block of `block_bytes`. Raises ShmFull."""
         if self._is_closed:
             raise ClosedError(CLOSED_TEXT)
+        self.budget_bytes = min(self.limit_bytes, self._reserved + max(0, memory_room.read_memory_room().free_bytes))
         segment = Segment.create(size_bytes, lent=True)
         # failpoint: slab.after_segment
         arena = Arena(self._segment_numbers, segment)
@@ -386,11 +410,42 @@ class Slab:
         self._reserved -= arena.size_bytes
         self.segments_dropped += 1
         arena.close()
+        for books in list(self._books):
+            books.tell_drops()
+
+    def trim(self) -> int:
+        """Look for segments whose blocks are all free and were not taken since the last look, at most every TRIM_S seconds; give
+        one back that was found so IDLE_TURNS times in a row, unless less than KEPT_BYTES would be left; how many went. Bounded
+        work, for a timer."""
+        with self._lock:
+            if self.clock() < self._look_at or self._is_closed:
+                return 0
+            self._look_at = self.clock() + TRIM_S * 0.9  # timers are late, never early
+            self._collect_dropped()
+            self._collect_from_readers()
+            idle = []
+            for arena in self._arenas:
+                arena.idle_turns = 0 if arena.used_bytes or arena.is_warm else arena.idle_turns + 1
+                arena.is_warm = False
+                if arena.idle_turns >= IDLE_TURNS and self._reserved - arena.size_bytes >= KEPT_BYTES:
+                    idle.append(arena)
+            if not idle:
+                return 0
+            self._drop_arena(max(idle, key=lambda each: each.size_bytes))
+            self._trimmed += 1
+            return 1
 
     def _forget_blocks(self, arenas: set[Arena]) -> None:
         """Take the free blocks of these arenas off the lists."""
         for size, blocks in self._free.items():
             self._free[size] = [block for block in blocks if block.arena not in arenas]
+
+    def _share_reached(self, size: int, holder: Holder) -> ShmFull:
+        return ShmFull(
+            f"one peer holds {holder.held_bytes / (1 << 20):.1f} MiB of copies that were made for it, "
+            f"{size / (1 << 20):.1f} MiB more "
+            f"would pass its share of {self.budget_bytes >> 20} MiB (limit slab_share_max = {holder.share:g})"
+        )
 
     def _bound_reached(self, size: int) -> ShmFull:
         leases = self._leases()
@@ -444,6 +499,7 @@ class Slab:
                 fragmentation=(internal + external) / self._reserved if self._reserved else 0.0,
                 segments=len(self._arenas),
                 segments_dropped=self.segments_dropped,
+                segments_trimmed=self._trimmed,
                 recuts=self._recuts,
                 blocks_used=self._blocks_used,
                 blocks_free=sum(map(len, self._free.values())),
@@ -452,6 +508,11 @@ class Slab:
                 lease_age_s_max=max(0.0, self.clock() - leases[0].since_s) if leases else 0.0,
                 limit_bytes=self.limit_bytes,
             )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._is_closed
 
     def close(self) -> None:
         """Let go of all segments; allocate() raises ClosedError from now on. Arrays still alive here or at peers keep the memory

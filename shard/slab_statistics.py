@@ -34,7 +34,9 @@ class SlabStatistics:
     segments: int
     """How many there are now."""
     segments_dropped: int
-    """How many went back to the kernel to make room for others, so far."""
+    """How many went back to the kernel so far, to make room for others or because they were idle."""
+    segments_trimmed: int
+    """Of those, how many were idle."""
     recuts: int
     """How often a segment with free blocks only was cut anew for other sizes, so far."""
     blocks_used: int

@@ -171,7 +171,7 @@ LAYERS = {
         ("shard.transport.refusals", "shard.transport.checked", "shard.transport.tls", "shard.transport.lanes"),
         ("shard.reactor", "shard.leases", "shard.transport.notes", "shard.transport.silence", "shard.transport.local"),
         ("shard.transport.mapped",),
-        ("shard.transport", "shard.transport.shared_port", "shard.driver"),
+        ("shard.transport", "shard.transport.shared_port", "shard.driver", "shard.trimming"),
         ("shard.transport.meeting", "shard.transport.shm_connection", "shard.transport.socket_lane"),
         ("shard.transport.laned_connection",),
         ("shard.transport.tcp_connection", "shard.transport.laned"),

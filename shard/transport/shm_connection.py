@@ -223,6 +223,8 @@ class ShmConnection(Connection[Record]):
 
     def _tell_drops(self) -> None:
         """Segments that the slab gave back need not stay mapped over there. What finds no room is told with a later lease."""
+        if self.error is not None:
+            return
         seen = self._slab.segments_dropped
         told = self._segments_told.copy()  # first: what another thread adds after a look at the slab is there, and looks dropped
         for number in told - self._slab.segment_numbers():
@@ -389,6 +391,7 @@ class ShmConnection(Connection[Record]):
             return  # closed before its turn came
         self.reactor = reactor
         self._borrowings.wake_if_parked = lambda: reactor.wake() if reactor.parked else None
+        self._lendings.tell_drops = lambda: reactor.call_soon(self._tell_drops)
         reactor.add_source(self)
         reactor.watch(self.notes.fileno(), self._on_socket)
 
@@ -412,7 +415,7 @@ class ShmConnection(Connection[Record]):
         if not isinstance(self.error, PeerLostError):
             # failpoint: connection.before_goodbye
             self.notes.say_goodbye()
-        self._borrowings.wake_if_parked = _nothing
+        self._borrowings.wake_if_parked = self._lendings.tell_drops = _nothing
         self._lendings.hand_over(self._borrowings.line)
         # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our half of it ends now.
         del self._borrowings

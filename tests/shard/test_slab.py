@@ -35,6 +35,9 @@ class Loans:
     def leases(self) -> list[Lease]:
         return []
 
+    def tell_drops(self) -> None:
+        """Nobody has it mapped."""
+
     def strike_all(self) -> list[Block]:
         blocks, self.blocks = self.blocks, []
         return blocks

@@ -10,7 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from shard import ShmFull, Slab
-from shard.slab import HUGE_PAGE_BYTES, SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MAX
+from shard.arena import Holder
+from shard.slab import HUGE_PAGE_BYTES, IDLE_TURNS, KEPT_BYTES, SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MAX, TRIM_S
+from tests.helpers import ManualClock
 from tests.shard.small_memory import end_with_memory
 
 MIB = 1 << 20
@@ -196,3 +198,67 @@ slab.empty((1 << 20,), np.uint8)[:] = 1
 print("all is well")
 """
     assert end_with_memory(20 << 20, program) == (0, "all is well\n")
+
+
+def look(slab: Slab, clock: ManualClock, times: int) -> int:
+    """So many looks for idle segments; how many went back."""
+    gone = 0
+    for _ in range(times):
+        clock.advance(TRIM_S)
+        gone += slab.trim()
+    return gone
+
+
+def test_what_a_burst_took_goes_back_one_segment_at_a_time_when_nobody_uses_it_for_a_while() -> None:
+    clock = ManualClock()
+    slab = Slab(clock=clock)
+    arrays = [slab.empty((112 << 20,), np.uint8) for _ in range(4)]
+    reserved = slab.statistics().reserved_bytes
+    assert look(slab, clock, 20) == 0, "all of it is in use"
+    del arrays
+    assert look(slab, clock, IDLE_TURNS - 1) == 0, "it may be wanted again soon"
+    assert look(slab, clock, 1) == 1
+    assert slab.statistics().reserved_bytes == reserved - (112 << 20)
+    look(slab, clock, 20)
+    statistics = slab.statistics()
+    assert KEPT_BYTES <= statistics.reserved_bytes < KEPT_BYTES + (112 << 20), "some stays warm"
+    assert statistics.segments_trimmed == statistics.segments_dropped == 2
+    slab.close()
+
+
+def test_a_segment_that_is_used_now_and_then_stays() -> None:
+    clock = ManualClock()
+    slab = Slab(clock=clock)
+    del [slab.empty((112 << 20,), np.uint8) for _ in range(4)][:]
+    for _ in range(20):
+        assert look(slab, clock, IDLE_TURNS - 1) == 0
+        del [slab.empty((112 << 20,), np.uint8) for _ in range(4)][:]
+    assert slab.statistics().segments_trimmed == 0
+    slab.close()
+
+
+def test_several_who_look_are_no_more_impatient_than_one() -> None:
+    clock = ManualClock()
+    slab = Slab(clock=clock)
+    del [slab.empty((112 << 20,), np.uint8) for _ in range(4)][:]
+    slab.statistics()
+    assert sum(slab.trim() for _ in range(10 * IDLE_TURNS)) == 0
+    slab.close()
+
+
+def test_one_peer_holds_its_share_at_most_and_the_others_have_theirs() -> None:
+    slab = Slab(limit_bytes=64 << 20)
+    greedy, modest = Holder(0.5), Holder(0.5)
+    blocks = []
+    with pytest.raises(ShmFull, match=r"one peer holds 32.0 MiB of copies .* its share of 64 MiB \(limit slab_share_max = 0.5\)"):
+        while True:
+            blocks.append(slab.allocate(4 << 20, greedy))
+    assert len(blocks) == 8
+    slab.release(slab.allocate(4 << 20, modest))
+    slab.release(blocks.pop())
+    blocks.append(slab.allocate(4 << 20, greedy))
+    for block in blocks:
+        slab.release(block)
+    assert greedy.held_bytes == modest.held_bytes == 0
+    slab.release(slab.allocate(60 << 20, greedy))  # one block of any size
+    slab.close()

@@ -28,10 +28,12 @@ from shard import (
 )
 from shard.ring import TAIL_WORD
 from shard.segment import SEAL_GROW, SIZE_SEALS
+from shard.slab import IDLE_TURNS, TRIM_S
 from shard.transport import local
 from shard.transport.meeting import meet
 from shard.transport.shm import KIND
 from shard.transport.shm_connection import ShmConnection, make_rings, rings_bytes
+from tests.helpers import ManualClock
 from tests.shard.processes import in_fork
 from tests.shard.strangers import memfd
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
@@ -309,6 +311,26 @@ class TestShm(TransportContract):
             world.call(wrong)
         assert world.accepted == []
         world.close()
+
+    def test_idle_memory_that_goes_back_is_unmapped_over_there_though_nothing_is_sent(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        slab: Slab = one.connection._slab  # type: ignore[attr-defined]
+        arrays = [slab.empty((112 << 20,), np.uint8) for _ in range(3)]
+        one.connection.send(b"", [array[:100_000] for array in arrays])
+        world.turn_until(lambda: two.messages)
+        mapped = two.connection._segments  # type: ignore[attr-defined]
+        assert len(mapped) == 3
+        del arrays
+        two.messages.clear()
+        world.turn_until(lambda: slab.statistics().blocks_used == 0)
+        slab.clock = clock = ManualClock(time.monotonic())
+        for _ in range(2 * IDLE_TURNS):
+            clock.advance(TRIM_S)
+            slab.trim()
+        assert slab.statistics().segments_trimmed == 1
+        world.turn_until(lambda: len(mapped) == 2)
 
     def test_a_fork_that_drops_received_arrays_writes_nothing_into_its_parents_rings(
         self, world: World, sides: tuple[Side, Side]
