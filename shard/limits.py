@@ -7,7 +7,12 @@ from dataclasses import dataclass, fields
 from shard.checks import is_count, is_finite
 
 # From, to; of all others any positive number is allowed.
-BOUNDS = {"connections_per_peer": (1, 9), "handshakes_waiting_max": (0, 1 << 20), "peer_silent_s": (0.5, 3600.0)}
+BOUNDS = {
+    "slab_share_max": (0.01, 1.0),
+    "connections_per_peer": (1, 9),
+    "handshakes_waiting_max": (0, 1 << 20),
+    "peer_silent_s": (0.5, 3600.0),
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class Limits:
     outbox_messages_max: int = 65536
     # ... or a handful of the largest usual tensors.
     outbox_bytes_max: int = 1 << 30
+    # Of what the slab may come to: copies that were made for one peer over shared memory, and that it has not read or keeps.
+    # What passes it is sent over a socket, or refused while the peer does not read. Arrays of empty() that are lent do not count.
+    slab_share_max: float = 0.5
     # Calls and open streams of one connection that wait for answers: far beyond what a server queues, half a GiB of futures.
     calls_in_flight_max: int = 1 << 20
     # Of each of a connection's two rings: 8,000 small messages, and larger bodies in one record.

@@ -333,7 +333,9 @@ class TransportContract:
         world.turn_until(lambda: two.ends)
         unsent = [int(bytes(beginning[:8])) for beginning in one.connection.unsent]
         arrived = [int(body[:8]) for body in two.bodies]
-        assert unsent
+        if not unsent:
+            assert arrived == list(range(sent)), "the bound on copies in the slab was reached first: all of it was written"
+            return
         assert min(map(len, one.connection.unsent)) >= min(64, body_bytes)
         assert unsent == list(range(sent - len(unsent), sent)), "the last ones"
         assert arrived == list(range(len(arrived)))

@@ -246,6 +246,7 @@ class Traffic:
     bytes_received: int = 0
     records_received: int = 0  # of a ring; other transports have none
     full_waits: int = 0  # records that found their ring full
+    arrays_spilled: int = 0  # found no room in shared memory, and were sent over a socket instead
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -253,6 +254,7 @@ class Traffic:
             self.bytes_received + other.bytes_received,
             self.records_received + other.records_received,
             self.full_waits + other.full_waits,
+            self.arrays_spilled + other.arrays_spilled,
         )
 
 

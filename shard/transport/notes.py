@@ -1,7 +1,7 @@
 """What two processes that share rings tell each other over their Unix socket: notes of 16 bytes, some with descriptors.
 
     offset  size  field    meaning
-         0     1  kind     RING, GOODBYE, SEGMENT, DROPPED, HANDOVER
+         0     1  kind     RING, GOODBYE, SEGMENT, DROPPED, HANDOVER, SPILL
          1     1  fds      how many descriptors came with it
          2     2  zero
          4     4  number   SEGMENT, DROPPED: of the sender's slab; HANDOVER: what the two agreed on
@@ -12,6 +12,7 @@
     SEGMENT   the descriptor of a segment of the sender's slab, sent before the first message that refers to it
     DROPPED   the sender's slab gave that segment back, and no lease on it is out: it need not stay mapped
     HANDOVER  descriptors for whoever set on_handover
+    SPILL     the receiving end of a socket for arrays that find no room in shared memory (spill.py); once, when first needed
 
 Descriptors come with the first byte of the note that announces them. Those that no note claims break the protocol at once: else
 a peer could fill our table of descriptors with notes that have none.
@@ -33,7 +34,7 @@ from shard.errors import PeerLostError, RemoteProtocolError, ShardError
 
 NOTE = struct.Struct("<BBHIQ")
 assert NOTE.size == 16  # the table above
-RING, GOODBYE, SEGMENT, DROPPED, HANDOVER = range(5)
+RING, GOODBYE, SEGMENT, DROPPED, HANDOVER, SPILL = range(6)
 FDS_MAX = 8  # of one note
 READ_BYTES = 4096
 
@@ -70,6 +71,7 @@ class Notes:
         self._on_segment = on_segment
         self._on_dropped = on_dropped
         self.on_handover: Callable[[int, list[int]], None] = _close_all  # owns the descriptors, too
+        self.on_spill: Callable[[int], None] = os.close  # owns the descriptor, too
         self._line = line
         self._peer = peer
         self._received = bytearray()  # a note cut short
@@ -156,6 +158,8 @@ class Notes:
             self._on_segment(number, fds[0], size_bytes)
         elif kind == DROPPED and not count:
             self._on_dropped(number)
+        elif kind == SPILL and count == 1:
+            self.on_spill(fds[0])
         elif kind == HANDOVER and count:
             self.on_handover(number, fds)
         elif kind == GOODBYE and not count:

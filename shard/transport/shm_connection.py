@@ -10,14 +10,18 @@ socket is the doorbell, carries the descriptors of slab segments, and its end is
              tag MESSAGE                    u32 blocks, u32 body bytes, then a descriptor of 32 bytes each, body, inline bytes
              tag RETURN                     u64 lease numbers that the sender gives back
     descriptor  u64 bytes, u64 offset, u64 lease, u32 segment, u32 zero
-                lease 0: the bytes stand in this record at that offset; else in that segment of the sender's slab
+                lease 0: the bytes stand in this record at that offset, or with segment SPILLED they came over the socket of
+                spill.py; else in that segment of the sender's slab
 
 Blocks of up to INLINE_BYTES_MAX travel in the record and are copied out. Larger ones are lent: arrays that already live in
-the slab as they are, others after one copy into a recycled block. A body too large for the ring is lent like a block.
+the slab as they are, others after one copy into a recycled block. A body too large for the ring is lent like a block. A copy
+that finds no room in the slab, or would pass the peer's share of it, goes over a socket (spill.py); copies that the peer has not
+read count like an outbox (unread.py).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
@@ -29,7 +33,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, ShardError
+from shard.arena import Holder
+from shard.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, ShardError, ShmFull
 from shard.frame import check_blocks
 from shard.idle import PARK_S_MAX
 from shard.leases import Borrowings, Lendings, Line
@@ -49,8 +54,12 @@ from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport import BEGINNING_BYTES, Buffer, Connection, Traffic
 from shard.transport.mapped import MappedSegments
+from shard.transport.no_ring import NO_WORDS, NoRing
 from shard.transport.notes import SEGMENT, Notes
+from shard.transport.spill import SPILLED, Spilled, SpillReader, SpillWriter
+from shard.transport.unread import Unread
 
+logger = logging.getLogger("shard")
 MESSAGE, RETURN = 1, 2
 PREFIX = struct.Struct("<II")
 DESCRIPTOR = struct.Struct("<QQQII")
@@ -78,6 +87,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # made in C, at a third of
     tag: int
     leases: tuple[int, ...]
     beginning: bytes = b""  # of a body that is lent, and so is not in the payload
+    copied: int = 0  # bytes in the slab or in `spilled` that were copied for the peer
+    spilled: Spilled | None = None  # what has to be in its socket before
 
 
 class ShmConnection(Connection[Record]):
@@ -112,6 +123,12 @@ class ShmConnection(Connection[Record]):
         self._lendings = Lendings(slab, peer)
         self._borrowings = Borrowings(line, peer, slab.clock)
         self._returned, self._held_since = self._borrowings.returned, self._borrowings.held_since
+        self._holder = Holder(limits.slab_share_max)
+        self._unread = Unread(peer, self._outgoing_words)
+        self._spill_writer: SpillWriter | None = None
+        self._spill_reader: SpillReader | None = None
+        self._arrays_spilled = 0
+        self.notes.on_spill = self._on_spill
         self._segments_told: set[int] = set()
         self._drops_seen = 0  # of the slab's segments
         self._bytes_borrowed = 0  # in all
@@ -149,6 +166,8 @@ class ShmConnection(Connection[Record]):
         inline_body = body_bytes <= budget and body_bytes <= self._record_bytes_max // 2
         parts: list[Buffer] = [_pack_prefix(count, body_bytes)]  # and the descriptors, then the body
         leases: list[int] = []
+        copies: list[int] = []
+        spilled = Spilled()
         inline: list[Buffer] = []
         position = PREFIX_BYTES + DESCRIPTOR_BYTES * (count + (not inline_body))
         if inline_body:
@@ -167,11 +186,11 @@ class ShmConnection(Connection[Record]):
                     position += nbytes
                     budget -= nbytes
                 else:
-                    parts.append(self._lend(block, nbytes, leases))
+                    parts.append(self._lend(block, nbytes, leases, copies, spilled))
             if inline_body:
                 parts.append(body)
             else:
-                parts.append(self._lend(np.frombuffer(body, np.uint8), body_bytes, leases))
+                parts.append(self._lend(np.frombuffer(body, np.uint8), body_bytes, leases, copies, spilled))
         except BaseException as failure:
             for lease in leases:
                 self._lendings.undo(lease)
@@ -179,22 +198,37 @@ class ShmConnection(Connection[Record]):
                 raise self._ended() from failure  # by another thread, and the slab may be closed, too
             raise
         payload = b"".join(parts + inline if inline else parts)
-        return Record(payload, MESSAGE, tuple(leases), b"" if inline_body else bytes(body[:BEGINNING_BYTES])), len(payload)
+        beginning = b"" if inline_body else bytes(body[:BEGINNING_BYTES])
+        if not copies:
+            return Record(payload, MESSAGE, tuple(leases), beginning), len(payload)
+        copied = sum(copies)
+        self._unread.add(copied)
+        size = len(payload) + spilled.bytes_spilled
+        return Record(payload, MESSAGE, tuple(leases), beginning, copied, spilled if spilled.parts else None), size
 
     def _refuse(self, blocks: Sequence[NDArray[Any]]) -> NoReturn:
         """Raise what check_blocks() says, else that even the descriptors find no room."""
         check_blocks([block.nbytes for block in blocks], self.limits, LocalProtocolError)
         raise LocalProtocolError(f"{len(blocks)} arrays need more descriptors than a ring of this size takes in one message")
 
-    def _lend(self, block: NDArray[Any], nbytes: int, leases: list[int]) -> bytes:
-        """A lease on the array's block in the slab, or on a copy of it; its descriptor."""
+    def _lend(self, block: NDArray[Any], nbytes: int, leases: list[int], copies: list[int], spilled: Spilled) -> bytes:
+        """A lease on the array's block in the slab, or on a copy of it, or without room there the copy alone; its descriptor."""
         slab = self._slab
         found = slab.block_of(block)
         if found is not None:
             place, offset = found
             lease = self._lendings.lend(place, nbytes)
         else:
-            place = slab.allocate(nbytes)
+            if not copies:
+                limits = self.limits
+                self._unread.check(nbytes, min(limits.outbox_bytes_max, limits.slab_share_max * slab.budget_bytes))
+            copies.append(nbytes)
+            try:
+                place = slab.allocate(nbytes, self._holder)
+            except ShmFull as full:
+                self._tell_of_spilling(full)
+                spilled.add(block)
+                return _pack_descriptor(nbytes, 0, 0, SPILLED, 0)
             offset = place.offset
             try:
                 np.copyto(np.frombuffer(slab.memory(place, nbytes), np.uint8), block)
@@ -210,6 +244,11 @@ class ShmConnection(Connection[Record]):
         if self._drops_seen != slab.segments_dropped:
             self._tell_drops()
         return _pack_descriptor(nbytes, offset, lease, segment, 0)
+
+    def _tell_of_spilling(self, full: ShmFull) -> None:
+        if not self._arrays_spilled:
+            logger.warning("an array for %s goes over a socket, as all that find no room will: %s", self.peer, str(full))
+        self._arrays_spilled += 1
 
     def _tell_segment(self, number: int) -> None:
         segment = self._slab.segment(number)
@@ -234,8 +273,36 @@ class ShmConnection(Connection[Record]):
         self._drops_seen = seen
 
     def _write(self, item: Record) -> bool:
+        if item.spilled is not None:
+            return self._write_spilled(item, item.spilled)
+        return self._write_record(item)
+
+    def _write_spilled(self, item: Record, spilled: Spilled) -> bool:
+        """Its arrays first. Once some of them have left nothing else may go that way: it becomes the first of the outbox."""
+        first = self._outbox[0][0] if self._outbox else None
+        if first is not item and first is not None and first.spilled is not None and first.spilled.begun:
+            return False
+        if self.error is not None:
+            return True  # it goes nowhere
+        if self._spill_writer is None:
+            self._spill_writer = SpillWriter(self.notes)
+        spilled.begun = True
+        if self._spill_writer.write(spilled.parts) and self._write_record(item):
+            return True
+        if first is item:
+            return False
+        size = len(item.payload) + spilled.bytes_spilled
+        self._outbox_bytes += size
+        self._outbox.appendleft((item, size))
+        if self.reactor is not None and self.reactor.parked:
+            self.reactor.wake()
+        return True
+
+    def _write_record(self, item: Record) -> bool:
         if not self._producer.try_write(item.payload, item.tag):
             return False
+        if item.copied:
+            self._unread.written(self._producer.bytes_written, item.copied)
         if self._outgoing_words[SLEEPING_WORD]:
             self._ring_doorbell()
         return True
@@ -247,6 +314,8 @@ class ShmConnection(Connection[Record]):
         return item.payload[PREFIX_BYTES + DESCRIPTOR_BYTES * block_count :]
 
     def _discard(self, item: Record) -> None:
+        if item.copied:
+            self._unread.undo(item.copied)
         for lease in item.leases:
             self._lendings.undo(lease)
 
@@ -257,6 +326,7 @@ class ShmConnection(Connection[Record]):
             self._consumer.head + self._bytes_borrowed,
             self._records_received,
             producer.full_count,
+            self._arrays_spilled,
         )
 
     @property
@@ -317,7 +387,7 @@ class ShmConnection(Connection[Record]):
                 body = payload[at : at + body_bytes]
             else:
                 nbytes, offset, lease, number, _zero = _unpack_descriptor(payload, at)
-                if nbytes != body_bytes or not lease:
+                if nbytes != body_bytes or not (lease or number == SPILLED):
                     raise RemoteProtocolError(f"body of {body_bytes} bytes passes its record")
                 body = self._block(payload, nbytes, offset, lease, number).data
         except struct.error as error:
@@ -326,6 +396,8 @@ class ShmConnection(Connection[Record]):
 
     def _block(self, payload: memoryview, nbytes: int, offset: int, lease: int, number: int) -> NDArray[np.uint8]:
         if not lease:
+            if number == SPILLED:
+                return self._take_spilled(nbytes)
             if offset + nbytes > len(payload):
                 raise RemoteProtocolError(f"array of {nbytes} bytes at {offset} passes its record of {len(payload)}")
             block = np.frombuffer(payload, np.uint8, nbytes, offset).copy() if nbytes else np.empty(0, np.uint8)
@@ -341,6 +413,18 @@ class ShmConnection(Connection[Record]):
             raise RemoteProtocolError(f"array of {nbytes} bytes at {offset} passes its segment of {segment.size_bytes}")
         self._bytes_borrowed += nbytes
         return self._borrowings.borrow(segment.memory, offset, nbytes, lease)
+
+    def _take_spilled(self, nbytes: int) -> NDArray[np.uint8]:
+        while self._spill_reader is None and self.notes.read():
+            continue
+        reader = self._spill_reader
+        if reader is None:
+            raise RemoteProtocolError(f"array of {nbytes} bytes over a socket that was never handed over")
+        was_full = reader.is_full
+        block = reader.take(nbytes)
+        if was_full and not reader.is_full and not reader.ended and self.reactor is not None:
+            self.reactor.watch(reader.fileno(), self._on_spill_ready)
+        return block
 
     def _give_back(self) -> int:
         """Return the leases of arrays that are gone here."""
@@ -374,6 +458,26 @@ class ShmConnection(Connection[Record]):
             self._take_in_the_rest(PeerLostError(f"{self.peer} closed the connection"))
         elif self.notes.ended:
             self._take_in_the_rest(PeerLostError(f"{self.peer} was lost: it died or hung up"))
+
+    def _on_spill(self, fd: int) -> None:
+        if self._spill_reader is not None:
+            os.close(fd)
+            raise RemoteProtocolError("a second socket for arrays was handed over")
+        self._spill_reader = SpillReader(fd, self.peer, self.limits)
+        if self.reactor is not None:
+            self.reactor.watch(fd, self._on_spill_ready)
+
+    def _on_spill_ready(self, events: int) -> None:
+        reader = self._spill_reader
+        if reader is None or self.reactor is None:
+            return
+        try:
+            reader.read()
+        except ShardError as error:
+            self.close(error)
+            return
+        if reader.ended or reader.is_full:
+            self.reactor.unwatch(reader.fileno())
 
     def _take_in_the_rest(self, error: PeerLostError) -> None:
         """The peer writes no more: what it wrote counts, then the connection ends."""
@@ -419,17 +523,25 @@ class ShmConnection(Connection[Record]):
         self._lendings.hand_over(self._borrowings.line)
         # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our half of it ends now.
         del self._borrowings
+        with self._writing:  # else another thread's bytes could go to whatever has the descriptor next
+            if self._spill_writer is not None:
+                self._spill_writer.close()
+        if self._spill_reader is not None:
+            if self.reactor is not None:
+                self.reactor.unwatch(self._spill_reader.fileno())
+            self._spill_reader.close()
+            self._spill_reader = None
         # Whoever keeps this object keeps neither the rings nor the peer's segments mapped.
         self._let_go_of_rings()
         self._segments.clear()
         self.notes.close()
 
     def _let_go_of_rings(self) -> None:
-        self._producer = self._consumer = _NoRing(  # type: ignore[assignment]
+        self._producer = self._consumer = NoRing(  # type: ignore[assignment]
             self._producer.bytes_written, self._consumer.head, self._producer.full_count
         )
         self._poll_ring = self._consumer.poll
-        self._outgoing_words = self._incoming_words = _NO_WORDS
+        self._outgoing_words = self._incoming_words = NO_WORDS
 
     def _let_go_in_fork(self) -> None:
         """The rings stay the parent's alone: arrays that end here return no lease, whatever is called here."""
@@ -437,29 +549,6 @@ class ShmConnection(Connection[Record]):
         self._returned = deque()
         if hasattr(self, "_borrowings"):  # it has not ended
             self._borrowings.let_go_in_fork()
-
-
-class _NoRing:
-    """What is left of both rings after the end, for a send() or poll() that was under way then: takes all, gives none."""
-
-    broken = None
-
-    def __init__(self, bytes_written: int, head: int, full_count: int) -> None:
-        self.bytes_written = bytes_written
-        self.head = head
-        self.full_count = full_count
-
-    def try_write(self, payload: Buffer, tag: int = 0) -> bool:
-        return True
-
-    def take_sleeping(self) -> bool:
-        return False
-
-    def poll(self, *_: Any) -> int:
-        return 0
-
-
-_NO_WORDS = memoryview(bytes(DATA_OFFSET)).cast("Q")
 
 
 def _nothing() -> None:

@@ -30,9 +30,12 @@ def refused(act, *words):
     else:
         raise AssertionError("no ShmFull")
 
+MASTER = []
+
 def run():
     with Master() as master, RpcService(master=master.address, transports=TRANSPORTS) as serving, \\
             RpcService(master=master.address, transports=TRANSPORTS) as service:
+        MASTER.append(master.address)
         serving.create_server("test", Handlers())
         test(service, service.create_client("test"))
     print("all is well")
@@ -49,31 +52,18 @@ def run_with_small_memory(size_bytes: int, program: str, transports: list[str]) 
     assert (returncode, output.splitlines()[-1:]) == (0, ["all is well"]), output
 
 
-def test_an_array_that_does_not_fit_is_shm_full_with_what_there_is_and_what_to_do() -> None:
+def test_an_ordinary_array_that_does_not_fit_goes_over_a_socket_and_only_empty_is_shm_full() -> None:
     program = """
 def test(service, client):
     words = "no memory for a segment of 80.0 MiB", "of the 24.0 MiB of a small machine", "PRPC_SLAB_BYTES_MAX"
     refused(lambda: prpc_engine.empty((10_000_000,), np.float64), *words)
-    refused(lambda: client.call("last", np.ones(10_000_000)), "no memory for a segment")
-    refused(lambda: client.submit("last", np.ones(10_000_000)), "no memory for a segment")
-    refused(lambda: client.notify("last", np.ones(10_000_000)), "no memory for a segment")
+    assert client.call("last", np.ones(10_000_000)) == 1
+    assert client.submit("last", np.full(10_000_000, 2.0)).result(60.0) == 2
+    client.notify("last", np.ones(10_000_000))
+    assert client.call("grow", 10_000_000).sum() == 10_000_000, "an answer, too"
     for _ in range(20):
         assert client.call("last", np.ones(100_000)) == 1
         assert client.call("echo", 1) == 1
-"""
-    run_with_small_memory(24 << 20, program, ["shm"])
-
-
-def test_a_result_that_does_not_fit_is_an_error_of_the_server() -> None:
-    program = """
-def test(service, client):
-    try:
-        client.call("grow", 10_000_000)
-    except errors.RemoteError as error:
-        assert "returned what cannot be sent: no memory for a segment" in str(error), str(error)
-    else:
-        raise AssertionError("no RemoteError")
-    assert client.call("echo", 1) == 1
 """
     run_with_small_memory(24 << 20, program, ["shm"])
 
@@ -128,3 +118,32 @@ def test(service, client):
     assert client.call("grow", 10_000_000).sum() == 10_000_000
 """
     run_with_own_shm("size=1m", f"TRANSPORTS = ['shm']\n{BEGIN}\n{program}\n{END}")
+
+
+def test_a_client_that_stops_reading_is_held_back_and_takes_nothing_from_the_others() -> None:
+    """It was given 300 MB, and every other client's answers failed."""
+    program = """
+import os, signal, subprocess, sys, time
+
+STOPPING = '''
+import os, signal, sys
+from prpc_engine import RpcService
+with RpcService(sys.argv[1], transports=["shm"]) as service:
+    client = service.create_client("test")
+    assert client.call("echo", 1) == 1
+    calls = [client.submit("grow", 1_000_000, timeout_s=None) for _ in range(100)]
+    os.kill(os.getpid(), signal.SIGSTOP)
+'''
+
+def test(service, client):
+    assert client.call("grow", 1_000_000).sum() == 1_000_000
+    stopping = subprocess.Popen([sys.executable, "-c", STOPPING, MASTER[0]])
+    try:
+        os.waitid(os.P_PID, stopping.pid, os.WSTOPPED)
+        for _ in range(30):
+            assert client.call("grow", 1_000_000, timeout_s=30.0).sum() == 1_000_000
+    finally:
+        stopping.kill()
+        stopping.wait()
+"""
+    run_with_small_memory(200 << 20, program, ["shm"])

@@ -16,11 +16,13 @@ import pytest
 
 from shard import (
     AuthenticationError,
+    BackpressureError,
     ClosedError,
     Node,
     PeerLostError,
     RemoteProtocolError,
     ShardError,
+    ShmFull,
     ShmTransport,
     Slab,
     Transport,
@@ -32,7 +34,8 @@ from shard.slab import IDLE_TURNS, TRIM_S
 from shard.transport import local
 from shard.transport.meeting import meet
 from shard.transport.shm import KIND
-from shard.transport.shm_connection import ShmConnection, make_rings, rings_bytes
+from shard.transport.shm_connection import DESCRIPTOR, MESSAGE, PREFIX, ShmConnection, make_rings, rings_bytes
+from shard.transport.spill import LENGTH, SPILLED, SpillWriter
 from tests.helpers import ManualClock
 from tests.shard.processes import in_fork
 from tests.shard.strangers import memfd
@@ -311,6 +314,103 @@ class TestShm(TransportContract):
             world.call(wrong)
         assert world.accepted == []
         world.close()
+
+    @pytest.mark.parametrize("nbytes", [20_000, 1_000_000, 40_000_000])
+    def test_arrays_for_a_peer_that_does_not_read_are_bounded_in_bytes_and_arrive_when_it_does(
+        self, world: World, sides: tuple[Side, Side], nbytes: int
+    ) -> None:
+        """A record of a ring is short however long its array is: over shm 300 MB went to a stopped peer."""
+        one, two = sides
+        sent = 0
+        with pytest.raises(BackpressureError, match="reads too slowly"):
+            while sent * nbytes < 20 * LIMITS.outbox_bytes_max:
+                one.connection.send(b"%8d" % sent, [np.full(nbytes, sent % 256, np.uint8)])
+                sent += 1
+        assert sent * nbytes < LIMITS.outbox_bytes_max + max(2 * nbytes, 10 << 20), "and what sockets hold"
+        world.turn_until(lambda: len(two.messages) == sent)
+        for number, (body, (block,)) in enumerate(two.messages):
+            assert (int(body), block.nbytes, block[0], block[-1]) == (number, nbytes, number % 256, number % 256)
+        two.messages.clear()
+        one.connection.send(b"room again", [np.zeros(nbytes, np.uint8)])
+        world.turn_until(lambda: two.bodies[-1:] == [b"room again"])
+
+    def test_ordinary_arrays_without_room_go_over_a_socket_in_their_order_and_are_counted_and_told_once(
+        self, world: World, sides: tuple[Side, Side], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        one, two = sides
+        slab: Slab = one.connection._slab  # type: ignore[attr-defined]
+        kept = slab.empty((4 << 20,), np.uint8)
+        slab.limit_bytes = 9 << 20  # two arrays of 1 MiB fit, no more
+        sent = []
+        for number in range(40):
+            sizes = (100, 1 << 20, 0, 3 << 20)[: number % 5]
+            sent.append((b"%d" % number + bytes(number * 1000), [np.full(size, number, np.uint8) for size in sizes]))
+            while True:
+                try:
+                    one.connection.send(*sent[-1])
+                    break
+                except BackpressureError:
+                    world.reactor.poll(time.monotonic())
+            for block in sent[-1][1]:
+                block[:] = 255  # ours again
+        world.turn_until(lambda: len(two.messages) == 40)
+        for number, (body, blocks) in enumerate(two.messages):
+            assert body == sent[number][0]
+            assert [(len(block), set(block.tolist())) for block in blocks] == [
+                (len(block), {number} if len(block) else set()) for block in sent[number][1]
+            ]
+            assert not any(block.flags.writeable for block in blocks)
+        assert one.connection.traffic().arrays_spilled >= 8
+        assert caplog.text.count("goes over a socket") == 1
+        with pytest.raises(ShmFull):
+            slab.empty((6 << 20,), np.uint8)
+        del kept
+
+    def test_a_body_without_room_goes_over_a_socket_too(self, world: World, sides: tuple[Side, Side]) -> None:
+        one, two = sides
+        one.connection._slab.limit_bytes = 4096  # type: ignore[attr-defined]
+        body = bytes(range(256)) * 4000
+        one.connection.send(body, [np.full(2_000_000, 7, np.uint8)])
+        one.connection.send(b"next")
+        world.turn_until(lambda: len(two.messages) == 2)
+        assert two.bodies == [body, b"next"]
+        assert set(two.messages[0][1][0].tolist()) == {7}
+
+    def test_what_a_peer_keeps_counts_against_its_share_and_more_goes_over_a_socket(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        slab: Slab = one.connection._slab  # type: ignore[attr-defined]
+        slab.limit_bytes = slab.budget_bytes = 16 << 20
+        for number in range(12):  # the peer reads them all, and keeps them
+            one.connection.send(b"", [np.full(2 << 20, number, np.uint8)])
+            world.turn_until(lambda count=number + 1: len(two.messages) == count)
+        assert slab.statistics().used_bytes <= 8 << 20
+        assert slab.empty((7 << 20,), np.uint8).nbytes, "the other half is for others"
+        assert [block[-1] for _, (block,) in two.messages] == list(range(12))
+
+    @pytest.mark.parametrize(
+        ("descriptor", "spilled"),
+        [
+            ((5, 0, 0, SPILLED, 0), None),  # no socket came
+            ((5, 0, 0, SPILLED, 0), b""),  # nothing came over it
+            ((5, 0, 0, SPILLED, 0), LENGTH.pack(6) + b"abcdef"),
+            ((5, 0, 0, SPILLED, 0), LENGTH.pack(1 << 50)),
+        ],
+    )
+    def test_a_record_whose_arrays_never_came_ends_the_connection(
+        self, world: World, sides: tuple[Side, Side], descriptor: tuple[int, ...], spilled: bytes | None
+    ) -> None:
+        one, two = sides
+        sender = one.connection
+        assert isinstance(sender, ShmConnection)
+        if spilled is not None:
+            sender._spill_writer = SpillWriter(sender.notes)
+            assert sender._spill_writer.write([memoryview(spilled)])
+        sender._producer.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(*descriptor), MESSAGE)
+        world.turn_until(lambda: two.ends)
+        assert isinstance(two.ends[0], RemoteProtocolError)
+        assert not two.messages
 
     def test_idle_memory_that_goes_back_is_unmapped_over_there_though_nothing_is_sent(
         self, world: World, sides: tuple[Side, Side]
