@@ -59,7 +59,7 @@ from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.shard_figures import NodeFigures, ShardFigures
 from prpc_engine.sharded import ShardSettings, open_shard
 from prpc_engine.timing import Timing
-from shard import STALL_BUDGET_S, Driver, Future, Limits, ShardGroup, auto_shards, pin, restore
+from shard import STALL_BUDGET_S, Driver, Future, Limits, RestartPolicy, ShardGroup, auto_shards, pin, restore
 
 SHARDS_MAX = 64
 SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
@@ -100,6 +100,8 @@ class RpcService:
              stopped, is noticed after so many; a process that ended on the master's host at once. None: 5; shards have the same
     root     which job of those that share the master: its ranks, services and tree are its own. None: the usual one
     stall_budget_s  a handler that keeps the reactor, or a shard, for more seconds is named in the log; math.inf: none is
+    restart      what becomes of a shard that dies: "on-failure", "never", or a RestartPolicy. One that is started again gets new
+                 instances of the servers made with sharded=True, under their ids
     timing       measure how long each handler takes, for statistics() and prpc_engine.metrics: 0.3 us a call, `async def` 2 us
     slow_call_s  as timing, and handlers that take so many seconds are named in the log
 
@@ -127,6 +129,7 @@ class RpcService:
         timing: bool = False,
         slow_call_s: float | None = None,
         advertise: str | None = None,
+        restart: str | RestartPolicy = "on-failure",
     ) -> None:
         check_environment()
         check_timeout(timeout_s)
@@ -139,6 +142,10 @@ class RpcService:
         self._root = DEFAULT_ROOT if root is None else root
         check_root(self._root)
         check_stall_budget(stall_budget_s)
+        try:
+            policy = restart if isinstance(restart, RestartPolicy) else RestartPolicy(restart)
+        except ValueError as error:
+            raise errors.ConfigError(str(error)) from None
         self._secret = secret_from(secret)
         self._limits = limits_from(limits)
         self._tls, self._allow, self._advertise = tls, allow_from(allow), advertise_from(advertise)
@@ -177,7 +184,7 @@ class RpcService:
             self._servers = Servers(self._node, self._driver, self._session, self._allow, self._timing)
             self._join(timeout_s)
             if self.shards:
-                self._start_shards(self.shards, polling, chosen, host, stall_budget_s)
+                self._start_shards(self.shards, polling, chosen, host, stall_budget_s, policy)
         except BaseException:
             self._shut()
             raise
@@ -204,8 +211,17 @@ class RpcService:
                 self._master_client = MasterClient(backend=SessionBackend(self._session))
             return self._master_client
 
-    def _start_shards(self, shards: int, polling: bool, transports: tuple[str, ...], host: str, stall_budget_s: float) -> None:
-        self._group = ShardGroup(shards, polling=polling, driver=self._driver, stall_budget_s=stall_budget_s)
+    def _start_shards(
+        self, shards: int, polling: bool, transports: tuple[str, ...], host: str, stall_budget_s: float, policy: RestartPolicy
+    ) -> None:
+        self._group = ShardGroup(
+            shards,
+            polling=polling,
+            driver=self._driver,
+            stall_budget_s=stall_budget_s,
+            restart=policy,
+            on_change=self._servers.shard_changed,
+        )
         settings = ShardSettings(
             master=self._master,
             rank=self.rank,
@@ -221,7 +237,7 @@ class RpcService:
             timing=self._timing,
             advertise=self._advertise,
         )
-        self._group.map(open_shard, settings, timeout_s=SHARDS_TIMEOUT_S)
+        self._group.at_start(open_shard, settings, timeout_s=SHARDS_TIMEOUT_S)  # and in each that is started again
         self._servers.use_shards(self._group)
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:

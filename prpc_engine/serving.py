@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 from prpc_engine import errors
 from prpc_engine.allow import AllowList
-from prpc_engine.call import TIMEOUT_S
 from prpc_engine.config import SERVER_ID_MAX, check_name, check_number, check_seconds
 from prpc_engine.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
 from prpc_engine.master.session import MasterSession
@@ -19,9 +18,10 @@ from prpc_engine.node import Node
 from prpc_engine.server import Bounds, Server, ServerStatistics
 from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.shard_figures import ShardFigures, ShardReader
-from prpc_engine.sharded import figures_of_shard, serve_in_shard, stop_serving_in_shard
+from prpc_engine.sharded import figures_of_shard
+from prpc_engine.sharded_servers import ShardedServer, ShardedServers
 from prpc_engine.timing import MethodTiming, Timing
-from shard import ClosedError, Driver, Future, PeerLostError, ShardGroup
+from shard import ClosedError, Driver, Future, ShardGroup
 
 CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
 ABSENT_S = 2.0  # for a master that is away to come back and hear that a server goes; a restart from its journal takes less
@@ -32,13 +32,20 @@ class RpcServer:
     """A server made by RpcService.create_server(). close() takes it back."""
 
     def __init__(
-        self, owner: Servers, name: str, server_ids: tuple[int, ...], targets: tuple[int, ...], queue: ServerQueue | None = None
+        self,
+        owner: Servers,
+        name: str,
+        server_ids: tuple[int, ...],
+        target: int = 0,
+        queue: ServerQueue | None = None,
+        sharded: ShardedServer | None = None,
     ) -> None:
         self._owner = owner
         self.queue = queue
         self.name = name
         self.server_ids = server_ids  # one, or one for each shard
-        self._targets = targets
+        self._target = target
+        self._sharded = sharded
         self._closed = False
 
     @property
@@ -49,7 +56,7 @@ class RpcServer:
     def statistics(self) -> ServerStatistics:
         """What it did. One in shards: the sum of its instances, which are asked; of one that does not answer within
         shard_figures.TIMEOUT_S, what it said last."""
-        server = self._owner.node.servers.get(self._targets[0])
+        server = self._owner.node.servers.get(self._target) if self._sharded is None else None
         if server is not None:
             return server.statistics()
         names = {f"{self.name}/{server_id}" for server_id in self.server_ids}
@@ -83,7 +90,7 @@ class RpcServer:
             self._closed = True
             if self.queue is not None:
                 self.queue.close("it")
-            self._owner.remove(self._targets, drain_s)
+            self._owner.remove(self._target if self._sharded is None else self._sharded, drain_s)
 
 
 def total_of(all_statistics: Iterable[ServerStatistics]) -> ServerStatistics:
@@ -108,14 +115,19 @@ class Servers:
     session: MasterSession
     allow: AllowList
     timing: Timing | None
-    group: ShardGroup | None = None
+    sharded: ShardedServers | None = None
     reader: ShardReader | None = None
     closed: bool = False
     queues: WeakValueDictionary[int, ServerQueue] = field(default_factory=WeakValueDictionary)  # of dealers, by target
 
     def use_shards(self, group: ShardGroup) -> None:
         """From now on servers may live in these, too."""
-        self.group, self.reader = group, ShardReader(group, figures_of_shard)
+        self.sharded, self.reader = ShardedServers(group), ShardReader(group, figures_of_shard)
+
+    def shard_changed(self, index: int, state: str, text: str) -> None:
+        """What the group says of a shard: it died, or is up again. In a thread of the group's."""
+        if self.sharded is not None and not self.closed:
+            self.sharded.shard_changed(index, state, text)
 
     def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
         """What each shard did; see ShardReader.read()."""
@@ -147,26 +159,19 @@ class Servers:
             else:
                 if queue is not None:
                     self.queues[target] = queue
-                return RpcServer(self, name, (given,), (target,), queue)
+                return RpcServer(self, name, (given,), target, queue)
 
     def _create_sharded(self, name: str, factory: object, server_id: int, bounds: Bounds | None) -> RpcServer:
-        if self.group is None:
+        if self.sharded is None:
             raise errors.ConfigError("sharded=True needs shards: RpcService(shards=N)")
         if not callable(factory):
             raise errors.ConfigError(f"sharded=True needs a factory to call in each shard, not {factory!r}")
-        entries: list[tuple[int, int]] = []
         try:
-            for index in range(self.group.size):  # one after the other: their ids are in order of the shards
-                wanted = server_id if server_id < 0 else server_id + index
-                entries.append(self.group.submit_to(index, serve_in_shard, name, factory, wanted, bounds).result(TIMEOUT_S))
-        except BaseException as error:
-            if entries:  # or these would go on serving, and nobody could take them back
-                self.remove(tuple(target for _, target in entries), 0.0)
-            if isinstance(error, ClosedError):
-                self._check_open()
+            server = self.sharded.create(name, factory, server_id, bounds)
+        except ClosedError:
+            self._check_open()
             raise
-        ids, targets = zip(*entries, strict=True)
-        return RpcServer(self, name, ids, targets)
+        return RpcServer(self, name, tuple(server.server_ids.values()), sharded=server)
 
     def end_dealers(self) -> None:
         """The service is closed: those that wait for requests wait no longer."""
@@ -179,31 +184,24 @@ class Servers:
         if self.closed:
             raise errors.Closed("this RpcService was closed here")
 
-    def remove(self, targets: tuple[int, ...], drain_s: float) -> None:
-        """Take servers back; what has begun goes on for up to `drain_s` seconds."""
+    def remove(self, server: int | ShardedServer, drain_s: float) -> None:
+        """Take a server back, that with this target or one in the shards; what has begun goes on for up to `drain_s` seconds."""
         try:
-            self._remove(targets, drain_s)
+            if isinstance(server, int):
+                self._remove(server, drain_s)
+            elif self.sharded is not None and not self.closed:
+                self.sharded.remove(server, drain_s)
         except (errors.Closed, ClosedError):
             if not self.closed:  # else they went with the service, meanwhile
                 raise
 
-    def _remove(self, targets: tuple[int, ...], drain_s: float) -> None:
-        for target in targets:
-            server = self.node.servers.get(target)
-            if server is None:
-                continue
+    def _remove(self, target: int, drain_s: float) -> None:
+        server = self.node.servers.get(target)
+        if server is not None:
             if not self.closed:
                 self._deregister(server, target)
                 self._drain(server, drain_s)
             self.node.servers.pop(target, None)
-        if self.group is not None and not self.closed:
-            told = []
-            for index in range(self.group.size):
-                with contextlib.suppress(PeerLostError):  # what is gone serves no more, and keeps no other from being told
-                    told.append(self.group.submit_to(index, stop_serving_in_shard, targets, drain_s))
-            for one in told:
-                with contextlib.suppress(PeerLostError):
-                    one.result(drain_s + TIMEOUT_S)
 
     def _deregister(self, server: Server, target: int) -> None:
         """Have the master tell clients, before they are refused here."""

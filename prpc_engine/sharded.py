@@ -23,6 +23,9 @@ from prpc_engine.shard_figures import NodeFigures
 from prpc_engine.timing import Timing
 from shard import Limits, ShardError, this_shard
 
+RETRY_S = 0.05  # between two looks whether a dead server's id is free
+AFTER_LEASE_S = 10.0  # for the master to notice that a lease is over, and to tell, on a busy machine
+
 
 @dataclass(frozen=True)
 class ShardSettings:
@@ -50,6 +53,8 @@ class _ShardNode:
         shard = this_shard()
         slab.use_slab(shard.slab)
         self.settings = settings
+        self.targets: dict[int, int] = {}  # of the application's servers that live here, by their number
+        self.starting: set[int] = set()  # those that are about to
         self.node = Node(
             shard.reactor,
             None,
@@ -89,33 +94,50 @@ def _here() -> _ShardNode:
     return _node
 
 
-async def serve_in_shard(name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None) -> tuple[int, int]:
-    """Make an instance and serve it: (server id, target)."""
+async def serve_in_shard(
+    number: int, name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None, again: bool
+) -> tuple[int, int]:
+    """Make an instance and serve it as the application's server `number`: (server id, target). `again`: it takes the place of one
+    that died, whose id is waited for as long as its lease may last."""
     here = _here()
     served = factory()
     Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
+    give_up_at = here.node.reactor.clock() + (here.settings.lease_s + AFTER_LEASE_S if again else 0.0)
+    here.starting.add(number)
     while True:
-        given, target = await here.session.prepare_server(name, server_id)
-        here.node.servers[target] = Server(name, given, target, served, bounds, here.settings.allow, here.settings.timing)
+        target = None
         try:
+            given, target = await here.session.prepare_server(name, server_id)
+            here.node.servers[target] = Server(name, given, target, served, bounds, here.settings.allow, here.settings.timing)
             await here.session.register_server(name, given, target)
         except BaseException as error:
-            here.node.servers.pop(target, None)
-            if not isinstance(error, errors.NodeExists):  # another one has got that id meanwhile
+            if target is not None:
+                here.node.servers.pop(target, None)
+            is_taken = isinstance(error, errors.NodeExists)
+            if is_taken and again and here.node.reactor.clock() < give_up_at:
+                await here.node.reactor.sleep(RETRY_S)
+            elif not is_taken or target is None:  # else another one has got that id meanwhile, and the next look says so
+                here.starting.discard(number)
                 raise
         else:
-            return given, target
+            break
+    here.targets[number] = target
+    if number not in here.starting:  # taken back meanwhile
+        await stop_serving_in_shard(number, 0.0)
+    here.starting.discard(number)
+    return given, target
 
 
-async def stop_serving_in_shard(targets: tuple[int, ...], drain_s: float) -> None:
-    """Take back those of the servers that live here; what has begun goes on for up to `drain_s` seconds."""
+async def stop_serving_in_shard(number: int, drain_s: float) -> None:
+    """Take the application's server `number` back; what has begun goes on for up to `drain_s` seconds."""
     here = _here()
-    for target in targets:
-        server = here.node.servers.get(target)
-        if server is not None:
-            await here.session.deregister_server(target)
-            await _drain(here, server, drain_s)
-            here.node.servers.pop(target, None)
+    here.starting.discard(number)
+    target = here.targets.pop(number, None)
+    server = here.node.servers.get(target) if target is not None else None
+    if target is not None and server is not None:
+        await here.session.deregister_server(target)
+        await _drain(here, server, drain_s)
+        here.node.servers.pop(target, None)
 
 
 def figures_of_shard() -> NodeFigures:

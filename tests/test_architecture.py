@@ -230,6 +230,7 @@ LAYERS = {
         ("prpc_engine.hedging", "prpc_engine.master.backend"),
         ("prpc_engine.master.client",),
         ("prpc_engine.sharded",),
+        ("prpc_engine.sharded_servers",),
         ("prpc_engine.serving",),
         ("prpc_engine.service",),
         ("prpc_engine.cluster.",),

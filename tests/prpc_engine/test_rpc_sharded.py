@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 import prpc_engine
-from prpc_engine import Master, RpcService
+from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import Closed, ConfigError, NodeExists, RpcError
-from shard import ShardError
+from shard import PeerLostError, ShardError
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -69,8 +70,21 @@ def test_sharded_servers_can_be_taken_back(services: tuple[RpcService, RpcServic
         client.call("echo", 1)
 
 
-def test_a_killed_shard_ends_its_server_and_not_the_other(services: tuple[RpcService, RpcService]) -> None:
-    sharded, plain = services
+@pytest.fixture
+def mortal() -> Iterator[tuple[RpcService, RpcService]]:
+    """As services, with shards that stay down."""
+    with (
+        Master() as master,
+        RpcService(master=master.address, shards=2, restart="never") as sharded,
+        RpcService(master=master.address) as plain,
+    ):
+        yield sharded, plain
+
+
+def test_a_killed_shard_ends_its_server_and_not_the_other(
+    mortal: tuple[RpcService, RpcService], caplog: pytest.LogCaptureFixture
+) -> None:
+    sharded, plain = mortal
     server = sharded.create_server("test", Plain, sharded=True)
     client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
     first, second = client.broadcast("pid")
@@ -79,8 +93,67 @@ def test_a_killed_shard_ends_its_server_and_not_the_other(services: tuple[RpcSer
     assert client.call_to(1, "pid") == second
     with pytest.raises(RpcError):
         client.call_to(0, "pid", timeout_s=PATIENCE_S)
+    wait_until(lambda: "and with it the servers 0 of 'test'" in caplog.text, "what went with it is told")
+    with pytest.raises(PeerLostError, match=r"shard 0 .* it stays down"):
+        sharded.create_server("other", Plain, sharded=True)
+    assert "other" not in plain._ask_master("services")
     server.close()
     assert "test" not in plain._ask_master("services")
+
+
+def test_a_killed_shard_comes_back_with_its_servers_under_their_ids_and_a_new_incarnation(
+    services: tuple[RpcService, RpcService], caplog: pytest.LogCaptureFixture
+) -> None:
+    sharded, plain = services
+    servers = [sharded.create_server(name, Plain, sharded=True) for name in ("test", "second")]
+    closed = sharded.create_server("closed", Plain, sharded=True)
+    closed.close()
+    client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
+    pids = client.broadcast("pid")
+    client.call_to(1, "hear", "what is forgotten")
+    before = {entry.server_id: entry.target for entry in plain._lookup("test", 2, PATIENCE_S)}
+    for life in (1, 2):
+        os.kill(client.call_to(1, "pid"), signal.SIGKILL)
+        wait_until(lambda life=life: caplog.text.count("of 'test' is back in shard 1") == life, "it is back")  # type: ignore[misc]
+        wait_until(lambda life=life: caplog.text.count("of 'second' is back in shard 1") == life, "both are")  # type: ignore[misc]
+    after = {entry.server_id: entry.target for entry in plain._lookup("test", 2, PATIENCE_S)}
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    wait_until(lambda: _answers(client, 1), "the client has found it")
+    assert client.call_to(1, "heard_so_far") == []
+    assert client.call_to(0, "pid") == pids[0] and client.call_to(1, "pid") != pids[1]
+    assert "is gone: killed by SIGKILL; restart 1 of 5 follows" in caplog.text
+    assert sharded.figures_of_shards(PATIENCE_S)[1].process.incarnation == 3
+    assert "closed" not in plain._ask_master("services"), "what was taken back before does not come back"
+    for server in servers:
+        server.close()
+    assert not {"test", "second"} & set(plain._ask_master("services")), "new instances are taken back, too"
+
+
+def _answers(client: RpcClient, server_id: int) -> bool:
+    with contextlib.suppress(RpcError):
+        return bool(client.call_to(server_id, "pid", timeout_s=PATIENCE_S))
+    return False
+
+
+def test_servers_can_be_made_while_a_killed_shard_is_on_its_way_back(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    sharded.create_server("test", Plain, sharded=True)
+    client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
+    os.kill(client.call_to(0, "pid"), signal.SIGKILL)
+    sharded.create_server("later", Plain, sharded=True)
+    later = plain.create_client("later", expected_servers=2, timeout_s=PATIENCE_S)
+    assert later.broadcast("add", 1, 2) == [3, 3]
+
+
+def test_a_factory_may_be_a_lambda_and_what_cannot_be_sent_is_named(services: tuple[RpcService, RpcService]) -> None:
+    sharded, plain = services
+    first = 7
+    sharded.create_server("test", lambda: {"first": lambda: first}, sharded=True)
+    assert plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S).broadcast("first") == [7, 7]
+    generator = (each for each in [1])
+    with pytest.raises(ConfigError, match=r"the factory .*<lambda>.* cannot be sent to a shard"):
+        sharded.create_server("other", lambda: {"next": lambda: next(generator)}, sharded=True)
 
 
 def test_a_sharded_server_needs_shards_and_a_factory(services: tuple[RpcService, RpcService]) -> None:
