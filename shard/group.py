@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import multiprocess
 
-from shard import cpu, memory_order, process
+from shard import cpu, descriptors, memory_order, process
 from shard.counters import Counters, size_for
 from shard.driver import Driver
 from shard.errors import ClosedError, PeerLostError, ShardError
@@ -77,7 +77,8 @@ class ShardGroup:
     limits          of each lane: blocks_bytes_max is what one call or result may carry, ring_bytes and outbox_* what may wait
 
     Like everything that starts processes by spawn, a script makes one under `if __name__ == "__main__":`.
-    Raises ValueError for what is not possible, ShmFull, and ShardError when a shard does not start.
+    Raises ValueError for what is not possible, ShmFull, and ShardError when a shard does not start or the limit of
+    open files is too low for so many.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class ShardGroup:
             raise TypeError(f"limits={limits!r:.100}: Limits are expected, such as Limits(blocks_bytes_max=1 << 30)")
         policy = restart if isinstance(restart, RestartPolicy) else RestartPolicy(restart)
         memory_order.require_store_order()
+        descriptors.make_room(size, start_method)
         self.size = size
         self._idle = idle or ("spin" if polling else "adaptive")
         strategy(self._idle)  # here, and not in every shard, is where an unknown one is refused
@@ -150,10 +152,8 @@ class ShardGroup:
         self.closed = False
         _open_groups[id(self)] = self
         try:
-            for one in range(size):
-                for two in range(one + 1, size):
-                    self._first_ends[one][two], self._first_ends[two][one] = make_lane(1, limits.ring_bytes)
-            self._supervisor.start()
+            with descriptors.named(size):
+                self._supervisor.start()
             self._started_all = True
         except BaseException:
             self.close()
@@ -170,6 +170,8 @@ class ShardGroup:
         try:
             if life.incarnation > 1:
                 self._join_to_living(life, others)
+            else:
+                self._join_to_unborn(index)
             lane = Lane(
                 connection, self.driver.reactor, self.driver, self.slab, self._tally, self._gate, nothing,
                 partial(self._lane_lost, index, life.incarnation),
@@ -216,6 +218,11 @@ class ShardGroup:
             application=application,
             others=others,
         )
+
+    def _join_to_unborn(self, index: int) -> None:
+        """Lanes to the shards that are started after it. Not all at once: their ends are descriptors that wait here."""
+        for later in range(index + 1, self.size):
+            self._first_ends[index][later], self._first_ends[later][index] = make_lane(1, self._limits.ring_bytes)
 
     def _join_to_living(self, newborn: Life, ends: dict[int, LaneEnd]) -> None:
         """Lanes to all shards that live, whose ends they are handed; `ends` takes the newborn's."""

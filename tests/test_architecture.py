@@ -177,7 +177,7 @@ LAYERS = {
         ("shard.transport.laned_connection",),
         ("shard.transport.tcp_connection", "shard.transport.laned"),
         ("shard.transport.memory", "shard.transport.tcp", "shard.transport.unix", "shard.transport.shm", "shard.mesh"),
-        ("shard.handover",),
+        ("shard.handover", "shard.descriptors"),
         ("shard.process",),
         ("shard.supervisor",),
         ("shard.group_calls",),

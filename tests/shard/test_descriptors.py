@@ -1,0 +1,83 @@
+"""Groups and the limit of open files: raised where it may be, and named with the remedy where it may not."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shard import ShardError, ShardGroup, descriptors
+from tests.shard.processes import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import logging, os, resource, shard, sys
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stdout)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, {hard}))
+    with shard.ShardGroup(6, pin=False) as group:
+        print(len(set(group.map(os.getpid))), "shards")
+"""
+
+
+def run(hard: int) -> subprocess.CompletedProcess[str]:
+    """A group of six shards in a process that may have 60 files open, or `hard`."""
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(hard=hard)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_the_soft_limit_is_raised_where_a_group_needs_more() -> None:
+    ended = run(hard=1024)
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "6 shards"), ended.stderr
+    assert "raised the soft limit of open files from 60 to 1024: 6 shards need up to" in ended.stdout
+
+
+def test_where_the_hard_limit_is_too_low_the_error_says_what_is_needed_and_what_to_do() -> None:
+    ended = run(hard=60)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert "ShardError: a group of 6 shards needs up to" in last
+    assert "60 are allowed: raise the limit (`ulimit -n " in last
+
+
+def test_a_start_opens_no_more_than_was_reckoned_and_keeps_little_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, most = 8, 0
+    before = len(os.listdir("/proc/self/fd"))
+    bear = ShardGroup._birth
+
+    def count(*args: object) -> object:
+        nonlocal most
+        most = max(most, len(os.listdir("/proc/self/fd")) - before)
+        return bear(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardGroup, "_birth", count)
+    with ShardGroup(size, start_method="forkserver", pin=False):
+        after = len(os.listdir("/proc/self/fd")) - before
+    assert 2 * (size // 2) ** 2 < most <= descriptors.needed(size)
+    assert after < 6 * size + descriptors.OTHERS
+
+
+def test_more_shards_than_a_fork_server_can_pass_descriptors_for_are_refused_by_name() -> None:
+    with pytest.raises(ShardError, match="use 'spawn'"):
+        ShardGroup(200, start_method="forkserver", pin=False)
+
+
+def test_a_limit_that_is_met_all_the_same_is_named() -> None:
+    with pytest.raises(ShardError, match=r"a group of 3 shards needs up to \d+ file descriptors"), descriptors.named(3):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))
+        try:
+            for _ in range(9):
+                os.dup(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
