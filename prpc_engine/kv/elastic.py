@@ -112,7 +112,7 @@ class ElasticServer:
         node = PlacementNode(service.master_client, name, SERVERS_PATH)
         schemas = Schemas(service.master_client, name)
         self._host = TableHost(lambda: TableShard(checkpoint_root), self._look)
-        server_id = service.master_client.generate_id(f"tables {name}") + 1
+        server_id = service.master_client.count_up(f"tables {name}") + 1
         self._tree = service.master_client
         with ExitStack() as closing:  # a server without its keeper would be given partitions that it never serves
             self.server = service.create_server(name, self._host.methods(), server_id=server_id)

@@ -294,15 +294,23 @@ class MasterClient:
     # -- ids, locks, barriers, roles -----------------------------------------------------------------------------------------
 
     def generate_id(self, key: str, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """0, 1, 2, ... for each key, never the same twice until it is reset."""
+        """A number larger than any before it of that key, and never the same twice until it is reset.
+
+        A master with a journal counts 0, 1, 2, ...; one without begins with the microseconds since 1970, so that it gives no id
+        again that the master before it gave (as long as the clock of its host is not set back)."""
         return int(self._ask(timeout_s, "generate_id", key))
 
+    def count_up(self, key: str, timeout_s: float = ASK_TIMEOUT_S) -> int:
+        """0, 1, 2, ... for each key. A master without a journal begins with 0 again when it is restarted."""
+        return int(self._ask(timeout_s, "count_up", key))
+
     def reset_generate_id(self, key: str, timeout_s: float = ASK_TIMEOUT_S) -> None:
-        """Begin with 0 again."""
+        """Begin anew: with 0, or where the master's ids begin."""
         self._ask(timeout_s, "reset_generate_id", key)
 
     def acquire_lock(self, name: str, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """Hold a lock until release_lock(), or until this session ends; its token, larger than that of any holder before.
+        """Hold a lock until release_lock(), or until this session ends; its token, larger than that of any holder before, of this
+        master or of one before it at this address (without a journal: as long as the clock of its host is not set back).
 
         First come, first served. Raises DeadlineExceeded with who holds it, Rejected where this thread does already."""
         return self._acquire(name, timeout_s).token

@@ -32,12 +32,22 @@ FIRST_TARGET_MAX = 1 << 31
 logger = logging.getLogger("prpc")
 
 
+def first_number() -> int:
+    """Where a master begins to count that knows nothing of those before it: microseconds since 1970.
+
+    No master gives a number a microsecond, so all that one gives are below those of the next, as long as the host's clock is not
+    set back between the two by more than the first one lived. Below 2**53 until the year 2255: a float holds them.
+    """
+    return time.time_ns() // 1000
+
+
 class Master:
     """A master in this process, served by a thread of its own. A context manager.
 
     address  "host:port" to listen at; port 0 takes any free one, and `.address` says which
     secret   the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
-    journal  a folder to remember in; None: what it knows ends with it, and its clients join the next one anew
+    journal  a folder to remember in; None: what it knows ends with it, and its clients join the next one anew. Tokens of locks
+             and generated ids grow over restarts all the same: without a journal they begin with the microseconds since 1970
     sync     see Journal
     stall_budget_s  a request that keeps the master from others for more seconds is named in the log; math.inf: none is
 
@@ -75,10 +85,11 @@ class Master:
         tls: TlsSettings | None,
         stall_budget_s: float,
     ) -> None:
+        first = first_number()
         if self._journal is None:
-            registry = Registry(FIRST_TARGET + secrets.randbelow(FIRST_TARGET_MAX))
+            registry = Registry(FIRST_TARGET + secrets.randbelow(FIRST_TARGET_MAX), first, first)
         else:
-            registry = Registry()
+            registry = Registry(first_token=first)
             self._journal.load(registry.tree)
         self._driver = Driver(False, "prpc-master", stall_budget_s, ENGINE)
         self._driver.prompt = True

@@ -6,7 +6,7 @@
 
 All are ephemeral: what a dead session held or waited for goes with it. Both may be asked again under the same request number,
 of a restarted master too: a claim is found by its request, and an opened barrier leaves its answer with every member's session.
-A token grows with every claim at that master: it fences off writes of holders that lost the lock unaware.
+A token grows with every claim, over restarts of the master too: it fences off writes of holders that lost the lock unaware.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Meetings:
                 return int(part)
         if directory not in self._nodes:
             self._registry.put(directory, "", 0)
-        token = self._registry.count("#lock", 1)
+        token = self._registry.count("#lock", self._registry.first_token)
         self._registry.put(f"{directory}/{token:0{TOKEN_DIGITS}}", encoded(Claim(request, label)), session)
         return token
 

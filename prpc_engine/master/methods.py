@@ -43,6 +43,7 @@ SHOWN_MAX = 200  # characters of a wrong argument in the text of its error
 
 # Verbs of the registry that are answered at once; those of MasterMethods below that wait are found by WAITING.
 VERBS = (
+    "count_up",
     "deregister_server",
     "del_rpc_service_info",
     "generate_id",

@@ -88,10 +88,14 @@ def encoded(value: object) -> str:
 
 
 class Namespace:
-    """See the file's head. `session` is the number that open() gave."""
+    """See the file's head. `session` is the number that open() gave.
 
-    def __init__(self) -> None:
+    first_number  where ids and sessions begin: above all that an earlier master gave, where nothing is kept of it
+    """
+
+    def __init__(self, first_number: int = 0) -> None:
         self.tree = Tree()
+        self._first_number = first_number
         self._changes: list[Change] = []
         self._lease_ends: dict[int, float] = {}
         self._looked: float | None = None
@@ -146,7 +150,7 @@ class Namespace:
             raise RegistryError(
                 f"the tree has {len(self.tree.nodes)} nodes of at most {NODES_MAX}: no room for another root, {root!r}"
             )
-        number = self.count("#sessions", 1)
+        number = self.count("#sessions", max(1, self._first_number))
         self._make(Change(Kind.OPEN, text=encoded(record), owner=number))
         for path in [f"/{root}", *(f"/{root}/{name}" for name in DIRECTORIES)]:
             if path not in self.tree.nodes:
@@ -334,11 +338,15 @@ class Namespace:
     # -- ids -----------------------------------------------------------------------------------------------------------
 
     def generate_id(self, session: int, key: str) -> int:
-        """0, 1, 2, ... for each key; never twice, until it is reset."""
-        return self.count(f"#id{self.full_path(session, '')}/{component(key)}")
+        """The next number of that key; never twice, until it is reset. The first is 0, or larger where nothing is kept."""
+        return self.count(f"#id{self.full_path(session, '')}/{component(key)}", self._first_number)
+
+    def count_up(self, session: int, key: str) -> int:
+        """0, 1, 2, ... for each key, as long as this tree is kept: another master may begin with 0 again."""
+        return self.count(f"#up{self.full_path(session, '')}/{component(key)}")
 
     def reset_generate_id(self, session: int, key: str) -> None:
-        """Begin with 0 again."""
+        """Begin with its first number again."""
         counter = f"#id{self.full_path(session, '')}/{component(key)}"
         if counter in self.tree.counters:
             self._make(Change(Kind.COUNT, counter, number=0))

@@ -62,11 +62,17 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Registry(Namespace):
-    """See the file's head. `first_target` differs from start to start where nothing is kept, so that no target is given again."""
+    """See the file's head. Where nothing is kept, these differ from start to start, so that no number is given again:
 
-    def __init__(self, first_target: int = FIRST_TARGET) -> None:
-        super().__init__()
+    first_target  of servers
+    first_number  of ids and sessions: larger than that of any earlier start
+    first_token   of locks: the same, and also where a journal begins
+    """
+
+    def __init__(self, first_target: int = FIRST_TARGET, first_number: int = 0, first_token: int = 1) -> None:
+        super().__init__(first_number)
         self._first_target = first_target
+        self.first_token = first_token
 
     def _directory(self, session: int, name: str) -> tuple[str, Node]:
         full = f"{self.full_path(session, '')}/{name}"

@@ -42,7 +42,7 @@ def test_jobs_of_other_roots_share_a_master_and_see_nothing_of_each_other() -> N
         assert two.create_client("test", timeout_s=PATIENCE_S).call("who") == "two"
         with MasterClient(master.address, root="two") as client:
             assert [info.global_rank for info in client.get_comm_info()] == [0]
-        assert one.master_client.generate_id("k") == two.master_client.generate_id("k") == 0
+        assert one.master_client.count_up("k") == two.master_client.count_up("k") == 0
 
 
 def test_shards_belong_to_the_job_of_their_service_and_have_its_lease() -> None:

@@ -76,9 +76,11 @@ def test_an_ephemeral_node_goes_with_its_session(master: Master, client: MasterC
 
 
 def test_ids_count_up_for_each_key(client: MasterClient, other: MasterClient) -> None:
-    assert [client.generate_id("a"), other.generate_id("a"), client.generate_id("b"), client.generate_id("a")] == [0, 1, 0, 2]
+    ids = [client.generate_id("a"), other.generate_id("a"), client.generate_id("b"), client.generate_id("a")]
+    assert [one - ids[0] for one in ids] == [0, 1, 0, 2]
     client.reset_generate_id("a")
-    assert other.generate_id("a") == 0
+    assert other.generate_id("a") == ids[0]
+    assert [client.count_up("a"), other.count_up("a"), client.count_up("b"), client.count_up("a")] == [0, 1, 0, 2]
 
 
 def test_nodes_are_listed_in_order_of_rank(master: Master, client: MasterClient) -> None:
@@ -180,7 +182,7 @@ def test_a_wrong_argument_is_refused_by_name_and_the_master_goes_on(
 ) -> None:
     with pytest.raises(Rejected, match=why):
         ask(client)
-    assert client.generate_id("still there") == 0
+    assert client.count_up("still there") == 0
 
 
 def test_a_timeout_that_is_none_is_refused(client: MasterClient) -> None:
@@ -398,7 +400,7 @@ def test_a_lost_connection_is_made_again_and_what_the_session_owns_stays(client:
     other.add_context(1, "x")
     assert other.tree_node_get("/e").ephemeral
     assert seen.next() == ("/_context_/1", "x")
-    assert client.generate_id("goes on") == 0
+    assert client.count_up("goes on") == 0
 
 
 @pytest.mark.parametrize("another_follows", [True, False])
@@ -432,7 +434,7 @@ def test_a_process_that_is_stopped_for_longer_than_its_lease_loses_its_session_a
             client.tree_node_get("/e")
         stopped.process.send_signal(signal.SIGCONT)
         assert "was lost before its release" in stopped.do("client.release_lock('l')")
-        assert stopped.do("client.generate_id('x')") == "0"
+        assert stopped.do("client.count_up('x')") == "0"
 
 
 def test_a_client_that_ended_without_a_word_is_noticed_at_once_on_one_host(master: Master, client: MasterClient) -> None:

@@ -208,7 +208,7 @@ def test_a_verb_that_meets_a_connection_which_was_replaced_meanwhile_goes_over_t
             return request(*arguments)
 
         monkeypatch.setattr(before, "request", late)
-        assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+        assert client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
 def test_a_connection_that_is_lost_as_its_session_is_taken_up_is_made_again_at_once(
@@ -243,7 +243,7 @@ def test_a_connection_that_is_lost_as_its_session_is_taken_up_is_made_again_at_o
         assert session._peer is not None
         cut(session._peer)
         assert lost.wait(PATIENCE_S)
-        assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+        assert client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
 def test_a_session_is_kept_although_its_connection_is_lost_before_anybody_hears_that_it_was_opened(
@@ -279,7 +279,7 @@ def test_a_session_is_kept_although_its_connection_is_lost_before_anybody_hears_
     letting_go = threading.Thread(target=let_go)
     letting_go.start()
     with MasterClient(master.address) as client:
-        assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+        assert client.count_up("k", timeout_s=PATIENCE_S) == 0
     letting_go.join(PATIENCE_S)
 
 

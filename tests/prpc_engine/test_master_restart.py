@@ -45,6 +45,32 @@ def test_everything_is_there_again_and_nothing_is_given_twice(tmp_path: Path) ->
     assert names == ["_0000000000", "_0000000001"]
 
 
+@pytest.mark.usefixtures("patient_sessions")
+def test_tokens_and_ids_grow_over_the_restart_of_a_master_that_remembers_nothing() -> None:
+    with MasterProcess() as first:
+        tokens, ids = [], []
+        with MasterClient(first.address, lease_s=LEASE_S) as client:
+            for _ in range(3):
+                with client.lock("l") as token:
+                    tokens.append(token)
+                ids.append(client.generate_id("a"))
+        first.kill()
+        with first.again(), MasterClient(first.address, lease_s=LEASE_S) as client:
+            tokens.append(client.acquire_lock("l"))
+            ids += [client.generate_id("a"), client.generate_id("a")]
+            assert client.count_up("a") == 0
+    assert tokens == sorted(set(tokens))
+    assert ids == sorted(set(ids))
+
+
+def test_tokens_grow_where_a_journal_begins_after_a_master_without_one(tmp_path: Path) -> None:
+    with Master() as master, MasterClient(master.address) as client:
+        token = client.acquire_lock("l")
+    with Master(journal=tmp_path) as master, MasterClient(master.address) as client:
+        assert client.acquire_lock("l") > token
+        assert [client.generate_id("a") for _ in range(3)] == [0, 1, 2]
+
+
 def test_calls_between_nodes_go_on_without_a_master(tmp_path: Path) -> None:
     with (
         MasterProcess(tmp_path) as first,

@@ -44,22 +44,25 @@ def expire(master: Master, client: MasterClient) -> None:
 
 def test_who_lost_a_lock_does_not_release_it_for_another_thread_that_holds_it_since(master: Master, client: MasterClient) -> None:
     with ThreadPoolExecutor(1) as other_thread, MasterClient(master.address) as other:
-        with pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token 1\)"), client.lock("l"):
+        with (
+            pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token \d+\)"),
+            client.lock("l") as token,
+        ):
             expire(master, client)
-            assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == 2
+            assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == token + 1
         assert len(other.tree_node_sub("/_lock_/l")) == 1
         other_thread.submit(client.release_lock, "l").result(PATIENCE_S)
-        assert other.acquire_lock("l", timeout_s=PATIENCE_S) == 3
+        assert other.acquire_lock("l", timeout_s=PATIENCE_S) == token + 2
 
 
 def test_who_lost_a_lock_is_told_so_when_it_releases_what_another_thread_holds_since(
     master: Master, client: MasterClient
 ) -> None:
     with ThreadPoolExecutor(1) as other_thread:
-        assert client.acquire_lock("l") == 1
+        token = client.acquire_lock("l")
         expire(master, client)
-        assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == 2
-        with pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token 1\)"):
+        assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == token + 1
+        with pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token \d+\)"):
             client.release_lock("l")
         client.release_lock("l")  # for the other one: who holds a lock need not be who gives it back
 
@@ -101,7 +104,7 @@ def test_a_session_that_was_opened_unheard_does_not_keep_its_client_from_another
     monkeypatch.setattr(MasterSession, "_open_session", slow)
     expire(master, client)
     assert unheard
-    assert client.generate_id("k", timeout_s=PATIENCE_S) == 0
+    assert client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
 def test_what_was_registered_again_before_the_connection_was_lost_is_not_registered_twice(

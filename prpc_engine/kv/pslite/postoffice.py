@@ -229,7 +229,7 @@ class Postoffice:
                 self._mailrooms[node], self._endpoints[node] = mailroom, endpoint
                 self._servers[node] = server
                 try:
-                    if self._service.master_client.generate_id(f"{SERVICE} {node}") > 0:
+                    if self._service.master_client.count_up(f"{SERVICE} {node}") > 0:
                         self.is_recovery = True
                 except BaseException:
                     self._give_back(node)

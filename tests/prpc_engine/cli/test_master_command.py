@@ -16,7 +16,7 @@ from tests.prpc_engine.master_processes import MasterProcess
 def test_it_serves_until_it_is_told_to_end(number: signal.Signals) -> None:
     with MasterProcess() as master:
         with MasterClient(master.address) as client:
-            assert client.generate_id("a") == 0
+            assert client.count_up("a") == 0
         assert master.end(number) == (130 if number == signal.SIGINT else 0)
 
 

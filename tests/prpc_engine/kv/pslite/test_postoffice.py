@@ -90,7 +90,7 @@ def test_a_customer_that_could_not_start_keeps_no_place(scheduler: Postoffice, m
     def be_away(*_: Any) -> int:
         raise DeadlineExceeded("the master is away")
 
-    monkeypatch.setattr(MasterClient, "generate_id", be_away)
+    monkeypatch.setattr(MasterClient, "count_up", be_away)
     with pytest.raises(DeadlineExceeded, match="the master is away"):
         scheduler.add_customer(0)
     monkeypatch.undo()
