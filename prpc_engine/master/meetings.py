@@ -11,6 +11,7 @@ A token grows with every claim, over restarts of the master too: it fences off w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -20,6 +21,8 @@ from prpc_engine.master.registry import Registry
 
 TOKEN_DIGITS = 16
 NAMES_SHOWN_MAX = 32  # in the text of an error
+# Members of a barrier that is given up, to say who is missing: all do it at once, and each looks at all.
+NAMES_LOOKED_MAX = 256
 MEMBERS_MAX = OWNED_MAX
 
 
@@ -40,7 +43,7 @@ class Arrival(_Asked, frozen=True):
 
     count: int
     member: str
-    item: int  # what the members tell each other: all items, sorted, are the barrier's answer
+    item: int | None  # what the members tell each other: all items, sorted, are the barrier's answer; None: nothing
     expected: tuple[str, ...] = ()
 
 
@@ -67,18 +70,25 @@ class Meetings:
 
     # -- locks ---------------------------------------------------------------------------------------------------------
 
-    def _claims(self, directory: str) -> list[str]:
-        return sorted(self._nodes[directory].children) if directory in self._nodes else []
+    def _claims(self, directory: str) -> dict[str, None]:
+        """In the order of their tokens, in which they were made."""
+        return self._nodes[directory].children if directory in self._nodes else {}
+
+    def _own(self, session: int, directory: str) -> list[str]:
+        """Paths of the session's claims there. It looks at what is less: a queue may be long, and so may be what one owns."""
+        owned, claims = self._registry.tree.sessions[session].owned, self._claims(directory)
+        if len(owned) <= len(claims):
+            return [path for path in owned if path.startswith(f"{directory}/")]
+        return [path for part in claims if (path := f"{directory}/{part}") in owned]
 
     def claim(self, session: int, name: str, request: int, label: str) -> int:
         """Stand in the queue of a lock, or find the place taken before under that request; the token."""
         directory = self._directory(session, "_lock_", component(name))
-        for part in self._claims(directory):
-            node = self._nodes[f"{directory}/{part}"]
-            if node.owner == session and msgspec.json.decode(node.value, type=Claim).request == request:
-                return int(part)
         if directory not in self._nodes:
             self._registry.put(directory, "", 0)
+        for path in self._own(session, directory):
+            if msgspec.json.decode(self._nodes[path].value, type=Claim).request == request:
+                return int(path.rpartition("/")[2])
         token = self._registry.count("#lock", self._registry.first_token)
         self._registry.put(f"{directory}/{token:0{TOKEN_DIGITS}}", encoded(Claim(request, label)), session)
         return token
@@ -90,8 +100,13 @@ class Meetings:
         own = f"{token:0{TOKEN_DIGITS}}"
         if own not in claims:
             raise RegistryError(f"lock {name!r}: claim {token} was released meanwhile")
-        place = claims.index(own)
-        return None if place == 0 else f"{directory}/{claims[place - 1]}"
+        if next(iter(claims)) == own:
+            return None
+        later = reversed(claims)  # whoever asks is the last one, or the first
+        for part in later:
+            if part == own:
+                break
+        return f"{directory}/{next(later)}"
 
     def holder(self, session: int, name: str) -> str:
         """Who holds the lock and how many wait, in words."""
@@ -99,7 +114,7 @@ class Meetings:
         claims = self._claims(directory)
         if not claims:
             return "nobody holds it"
-        node = self._nodes[f"{directory}/{claims[0]}"]
+        node = self._nodes[f"{directory}/{next(iter(claims))}"]
         label = msgspec.json.decode(node.value, type=Claim).label
         return f"{label} (session {node.owner}) holds it, {len(claims) - 1} wait for it"
 
@@ -125,10 +140,10 @@ class Meetings:
 
     # -- barriers ------------------------------------------------------------------------------------------------------
 
-    def _arrivals(self, directory: str) -> list[tuple[int, Arrival]]:
-        """(session, arrival) of all that wait."""
+    def _arrivals(self, directory: str, most: int = MEMBERS_MAX) -> list[tuple[int, Arrival]]:
+        """(session, arrival) of all that wait, or of so many."""
         names = self._nodes[directory].children if directory in self._nodes else ()
-        nodes = [self._nodes[f"{directory}/{name}"] for name in names]
+        nodes = [self._nodes[f"{directory}/{name}"] for name in itertools.islice(names, most)]
         return [(node.owner, msgspec.json.decode(node.value, type=Arrival)) for node in nodes]
 
     def arrive(self, session: int, part: str, arrival: Arrival) -> str:
@@ -141,33 +156,48 @@ class Meetings:
         path = f"{directory}/{session}.{arrival.request}"
         if path in self._nodes:
             return path  # asked again
-        waiting = self._arrivals(directory)
-        if waiting and waiting[0][1].count != arrival.count:
+        first = self._arrivals(directory, 1)
+        if first and first[0][1].count != arrival.count:
             raise RegistryError(
-                f"barrier {part!r} is under way for {waiting[0][1].count} members ({listed([one.member for _, one in waiting])} "
+                f"barrier {part!r} is under way for {first[0][1].count} members ({self._who_waits(directory)} "
                 f"wait there), not for {arrival.count}: give all the same count"
             )
-        if len(waiting) + 1 < arrival.count:
+        if self._count_waiting(directory) + 1 < arrival.count:
             if directory not in self._nodes:
                 self._registry.put(directory, "", 0)
             self._registry.put(path, encoded(arrival), session)
             return path
+        waiting = self._arrivals(directory)
         members = [*waiting, (session, arrival)]
-        answer = sorted(one.item for _, one in members)
+        answer = encoded(sorted(one.item for _, one in members if one.item is not None))  # once, for all
         for owner, one in members:
-            self._registry.note_answer(owner, one.request, answer)
+            self._registry.note_encoded(owner, one.request, answer)
         for owner, one in waiting:
             self._registry.delete(f"{directory}/{owner}.{one.request}")
         return path
 
+    def _count_waiting(self, directory: str) -> int:
+        return len(self._nodes[directory].children) if directory in self._nodes else 0
+
+    def _who_waits(self, directory: str) -> str:
+        shown = [one.member for _, one in self._arrivals(directory, NAMES_SHOWN_MAX)]
+        more = self._count_waiting(directory) - len(shown)
+        return f"{listed(shown)} and {more} more" if more else listed(shown)
+
     def give_up(self, session: int, part: str, request: int) -> str:
         """A member waits no longer; who was there and who was not, in words."""
         directory = self._directory(session, "_barrier_", part)
-        waiting = self._arrivals(directory)
-        own = next((one for owner, one in waiting if owner == session and one.request == request), None)
-        if own is None:
+        path = f"{directory}/{session}.{request}"
+        if path not in self._nodes:
             return "its arrival was lost"
-        self._registry.delete(f"{directory}/{session}.{request}")
+        own = msgspec.json.decode(self._nodes[path].value, type=Arrival)
+        count = self._count_waiting(directory)
+        if count > NAMES_LOOKED_MAX:
+            text = f"{count} of {own.count} arrived: {self._who_waits(directory)}"
+            self._registry.delete(path)
+            return text
+        waiting = self._arrivals(directory)
+        self._registry.delete(path)
         arrived = sorted((one.member for _, one in waiting), key=natural)
         expected = sorted({name for _, one in waiting for name in one.expected}, key=natural)
         if not expected and own.count == len(self._registry.ranks(session)):

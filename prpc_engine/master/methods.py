@@ -372,9 +372,9 @@ class MasterMethods:
             await self._changed(path, asker.deadline)
 
     async def _barrier(self, asker: _Asker, name: str, count: int, member: str = "", expected: tuple[str, ...] = ()) -> list[int]:
-        """Once `count` members are there."""
+        """[] once `count` members are there."""
         named = member or self._registry.title(asker.session)
-        return await self._meet(asker, component(name), f"barrier {name!r}", Arrival(asker.request, count, named, 0, expected))
+        return await self._meet(asker, component(name), f"barrier {name!r}", Arrival(asker.request, count, named, None, expected))
 
     async def _alloc_role_rank(self, asker: _Asker, role: str, count: int, rank: int) -> list[int]:
         """The ranks of all members of the role, sorted, once they are `count`."""

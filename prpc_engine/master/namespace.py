@@ -212,8 +212,12 @@ class Namespace:
 
     def note_answer(self, session: int, request: int, answer: object) -> None:
         """Should it be asked again, answer the same. Only what has changed something needs it."""
+        self.note_encoded(session, request, encoded(answer))
+
+    def note_encoded(self, session: int, request: int, answer: str) -> None:
+        """As note_answer(), of an answer that many sessions share: as JSON."""
         if request:
-            self._make(Change(Kind.ANSWER, text=encoded(answer), number=request, owner=session))
+            self._make(Change(Kind.ANSWER, text=answer, number=request, owner=session))
 
     def has_changes(self) -> bool:
         """Whether the verb under way has changed anything."""

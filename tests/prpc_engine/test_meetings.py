@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from prpc_engine.master.meetings import Arrival, Meetings, role_of
@@ -134,6 +137,59 @@ def test_what_a_request_left_behind_is_forgotten_with_it() -> None:
     assert not meetings.forget(a, 1)
     assert meetings.ahead(b, "l", waits) is None
     assert registry.tree_node_sub(b, "/_barrier_") == []
+
+
+class Counting(dict[str, Any]):
+    """The nodes of a tree, and how often one was looked at."""
+
+    looks = 0
+
+    def __getitem__(self, path: str) -> Any:
+        self.looks += 1
+        return super().__getitem__(path)
+
+
+def cost_of(meet: Callable[[Meetings, Registry, list[int]], None], members: int) -> int:
+    """Looks at nodes, and characters of changes, until all have met."""
+    meetings, registry, sessions = world(members)
+    registry.take_changes()
+    nodes = meetings._nodes = registry.tree.nodes = Counting(registry.tree.nodes)
+    meet(meetings, registry, sessions)
+    return nodes.looks + sum(len(change.text) + len(change.path) for change in registry.take_changes())
+
+
+def open_barrier(meetings: Meetings, registry: Registry, sessions: list[int]) -> None:
+    for session in sessions:
+        meetings.arrive(session, "b", Arrival(1, len(sessions), "?", None))
+    assert all(registry.answered(session, 1) == [[]] for session in sessions)
+
+
+def give_barrier_up(meetings: Meetings, registry: Registry, sessions: list[int]) -> None:
+    for session in sessions:
+        meetings.arrive(session, "b", Arrival(1, len(sessions) + 1, "?", None))
+    for session in sessions:
+        assert f"of {len(sessions) + 1} arrived" in meetings.give_up(session, "b", 1)
+
+
+def hand_lock_on(meetings: Meetings, registry: Registry, sessions: list[int]) -> None:
+    tokens = [meetings.claim(session, "l", 1, "") for session in sessions]
+    for session, token in zip(sessions, tokens, strict=True):
+        assert meetings.ahead(session, "l", token) is None
+        assert meetings.release_lock(session, "l", token)
+
+
+@pytest.mark.parametrize("meet", [open_barrier, give_barrier_up, hand_lock_on])
+def test_what_many_members_cost_grows_as_their_number_does(meet: Callable[[Meetings, Registry, list[int]], None]) -> None:
+    assert cost_of(meet, 2000) < 5 * cost_of(meet, 500)
+
+
+def test_of_a_large_barrier_that_is_given_up_some_names_are_told() -> None:
+    meetings, _, sessions = world(300)
+    for session in sessions:
+        meetings.arrive(session, "b", arrival(1, 301, f"rank {session}"))
+    assert meetings.give_up(sessions[0], "b", 1).startswith("300 of 301 arrived: rank 1, rank 2, ")
+    with pytest.raises(RegistryError, match=r"under way for 301 members \(rank 2, .* and 267 more wait there\), not for 7"):
+        meetings.arrive(sessions[0], "b", arrival(2, 7))
 
 
 def test_no_barriers_name_is_a_roles() -> None:
