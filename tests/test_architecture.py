@@ -172,6 +172,7 @@ LAYERS = {
         ("shard.reactor", "shard.leases", "shard.transport.notes", "shard.transport.silence", "shard.transport.local"),
         ("shard.transport.mapped", "shard.transport.spill", "shard.transport.unread"),
         ("shard.transport", "shard.transport.shared_port", "shard.driver", "shard.trimming"),
+        ("shard.transport.blocking", "shard.transport.waiting"),
         ("shard.transport.no_ring",),
         ("shard.transport.meeting", "shard.transport.shm_connection", "shard.transport.socket_lane"),
         ("shard.transport.laned_connection",),

@@ -4,7 +4,7 @@ tcp, unix and shm meet like this; what follows on the socket is theirs. What a s
 
     time          limits.handshake_s to its turn, and again from there to the proof, however slowly or quickly it sends
     number        limits.handshakes_max at a time, limits.handshakes_per_host_max from one address; limits.handshakes_waiting_max
-                  more wait for their turn, unread, in the order they came from each address; who comes then is hung up on
+                  more wait for their turn, unread; waiting.py says who has to go when more come, or nobody gets on
     bytes         138 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
     descriptors   its socket, and one that comes with its proof; when the process has none left, those who knock are hung up on
     log           refusals.LINES_PER_WINDOW lines a window
@@ -16,33 +16,28 @@ import contextlib
 import errno
 import logging
 import os
+import random
 import secrets
 import select
 import socket
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
-from shard.handshake import (
-    HELLO,
-    MAGIC,
-    ONLY_LANE,
-    TLS_ALERT,
-    TLS_MISSING_TEXT,
-    Acceptor,
-    Connector,
-    Lane,
-    check_protocol,
-)
+from shard.handshake import HELLO, MAGIC, ONLY_LANE, Acceptor, Connector, Lane
 from shard.identity import PeerIdentity
 from shard.reactor import Reactor
 from shard.timers import Timer
 from shard.transport import Node
+from shard.transport.blocking import left_s as left_s
+from shard.transport.blocking import receive_exactly as receive_exactly
+from shard.transport.blocking import say
 from shard.transport.local import credentials
 from shard.transport.refusals import RefusalLog
 from shard.transport.tls import Tls, TlsSocket
+from shard.transport.waiting import Waiting, WaitingRoom
 
 logger = logging.getLogger("shard")
 NONCE_BYTES = 32
@@ -53,42 +48,11 @@ ACCEPTS_PER_TURN = 16
 # For others to give descriptors back, when there are none.
 ACCEPT_PAUSE_S = 0.1
 
+# While somebody waits: between looks at who has spoken, and from when a peer at its proof may have to make room for such a one.
+# A hello is on its way when the connection is there; for a proof, a long round trip, twice. 64 places come to 256 turns a second.
+RELIEF_S, HELLO_LATE_S, PROOF_LATE_S = 0.05, 0.1, 0.25
+
 Deal = Callable[[socket.socket, str, "Lane | None"], bool]  # socket, host, lane
-
-
-def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """`count` bytes from a blocking socket, until time.monotonic() says `deadline`. Raises PeerLostError, TimeoutError,
-    AuthenticationError when the peer turns out to speak TLS, and ForeignProtocolError when it speaks HTTP/2."""
-    received = b""
-    while len(received) < count:
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise TimeoutError
-        sock.settimeout(remaining_s)
-        try:
-            data = sock.recv(count - len(received))
-        except BlockingIOError:  # of TLS: part of a record came
-            continue
-        except ConnectionError:
-            data = b""
-        if not data:
-            if received.startswith(TLS_ALERT):
-                raise AuthenticationError(TLS_MISSING_TEXT)
-            check_protocol(received)
-            raise PeerLostError("the peer hung up during the handshake")
-        received += data
-    return received
-
-
-def left_s(deadline: float) -> float:
-    """How long until time.monotonic() says so; never 0, which a socket takes for "do not wait"."""
-    return max(0.001, deadline - time.monotonic())
-
-
-def _say(sock: socket.socket, data: bytes) -> None:
-    """Send it. That the peer has hung up is no error yet: why it did may be there to be read."""
-    with contextlib.suppress(ConnectionError):
-        sock.sendall(data)
 
 
 def meet(
@@ -111,13 +75,13 @@ def meet(
     exchange = Connector(node.secret, kind, node.incarnation, nonce, binding, lane, checked, node.callers)
     try:
         sock.settimeout(timeout_s)
-        _say(sock, exchange.start())
+        say(sock, exchange.start())
         while exchange.wanted:
             answer = exchange.feed(receive_exactly(sock, exchange.wanted, deadline))
             if answer and send_proof is not None:
                 send_proof(answer)
             elif answer:
-                _say(sock, answer)
+                say(sock, answer)
     except TimeoutError as error:
         raise UnreachableError(
             f"{address} did not finish the handshake within {timeout_s:.3g} s: it hangs, or is no prpc peer"
@@ -163,6 +127,7 @@ class Greeting:
                 self._may_be_dealt = True
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)  # one event, for the whole hello
         limit_s = self._node.limits.handshake_s
+        self._began = self._reactor.clock()
         self._timer = self._reactor.call_later(limit_s, lambda: self.fail(f"did not finish the handshake within {limit_s:.3g} s"))
         self._reactor.watch(self.sock.fileno(), self._on_ready)
 
@@ -174,6 +139,11 @@ class Greeting:
             node.secret, door.kind, node.incarnation, nonce, binding, door.lanes_max, door.checked, node.callers
         )
         self._exchange.start()
+
+    def is_late(self, now: float) -> bool:
+        """Whether an honest peer would be further by now: its hello is sent when it connects, its proof a round trip later."""
+        is_silent = self._exchange is not None and self._exchange.wanted == HELLO.size
+        return now - self._began >= (HELLO_LATE_S if is_silent else PROOF_LATE_S)
 
     @property
     def exchange(self) -> Acceptor:
@@ -300,20 +270,8 @@ class DoorStatistics:
     accepted: int  # proved the secret
     refused: int  # proved nothing, broke the protocol, or were too slow
     waiting: int  # wait for their turn
-    too_many: int  # hung up on at once: handshakes_waiting_max were waiting
+    too_many: int  # hung up on as one more came, and handshakes_waiting_max were waiting
     shed: int  # hung up on because the process had no descriptor left
-
-
-class _Waiting:
-    """A socket that was accepted, and waits unread for its turn."""
-
-    def __init__(self, door: Door, sock: socket.socket, peer: str, host: str) -> None:
-        self.sock = sock
-        self.peer = peer
-        self.host = host
-        limit_s = door.node.limits.handshake_s
-        text = f"waited {limit_s:.3g} s for its turn: too many prove themselves at a time (limits.handshakes_max, _per_host_max)"
-        self.timer = door.reactor.call_later(limit_s, lambda: door.turn_away(self, text))
 
 
 class Door:
@@ -347,10 +305,11 @@ class Door:
         self._done = done
         self._greetings: set[Greeting] = set()
         self._per_host: Counter[str] = Counter()
-        self._waiting: dict[str, deque[_Waiting]] = {}  # by host, none of them empty
-        self._waiting_count = 0
+        self._room = WaitingRoom(node.limits.handshakes_waiting_max)
+        self._relief: Timer | None = None  # while somebody waits
         self._log = RefusalLog(logger)
         self._accepted = self._refused = self._too_many = self._shed = 0
+        self._begins = False  # _begin_waiting() is to come
         self._out_of_descriptors = False
         self._spare = _spare_descriptor()
         self._pause: Timer | None = None
@@ -379,14 +338,16 @@ class Door:
     def _greet(self, sock: socket.socket, address: object) -> None:
         host = str(address[0]) if isinstance(address, tuple) else ""
         peer = f"{host}:{address[1]}" if isinstance(address, tuple) else "a local process"
-        if host not in self._waiting and self._has_place(host):
+        if host not in self._room and self._has_place(host):
             self._begin(sock, peer, host)
-        elif self._waiting_count < self.node.limits.handshakes_waiting_max:
-            self._waiting.setdefault(host, deque()).append(_Waiting(self, sock, peer, host))
-            self._waiting_count += 1
-        else:
+            return
+        limit_s = self.node.limits.handshake_s
+        displaced = self._room.add(Waiting(sock, peer, host, self.reactor, limit_s, self._waited_too_long))
+        if displaced is not None:
             self._too_many += 1
-            sock.close()
+            displaced.sock.close()
+        if self._relief is None and self._room:
+            self._relief = self.reactor.call_later(RELIEF_S, self._relieve)
 
     def _has_place(self, host: str) -> bool:
         limits = self.node.limits
@@ -413,25 +374,44 @@ class Door:
         return self.deal is not None and self.deal(sock, host, lane)
 
     def _begin_waiting(self) -> None:
-        """Places are free: for those who wait, in their order, a host at a time."""
-        for host in list(self._waiting):
-            while host in self._waiting and self._has_place(host):
-                waiting = self._waiting[host][0]
-                self._leave(waiting)
-                self._begin(waiting.sock, waiting.peer, host)
+        """Places may be free: for those who have spoken first, and then in the order in which they came, a host at a time."""
+        self._begins = False
+        for waiting in self._room.spoken():
+            if self._has_place(waiting.host):
+                self._take_turn(waiting)
+        for host in self._room.hosts:
+            while host in self._room and self._has_place(host):
+                self._take_turn(self._room.first(host))
 
-    def _leave(self, waiting: _Waiting) -> None:
-        """It waits no longer."""
-        waiting.timer.cancel()
-        queue = self._waiting[waiting.host]
-        queue.remove(waiting)  # the first, nearly always
-        self._waiting_count -= 1
-        if not queue:
-            del self._waiting[waiting.host]
+    def _relieve(self) -> None:
+        """Who has spoken takes the places of those that do not get on."""
+        self._relief = None
+        now = self.reactor.clock()
+        late = [greeting for greeting in self._greetings if greeting.is_late(now)]
+        random.shuffle(late)
+        for waiting in self._room.spoken():
+            if not self._has_place(waiting.host):
+                is_full = self._per_host[waiting.host] >= self.node.limits.handshakes_per_host_max and waiting.host
+                victim = next((one for one in late if not is_full or one.host == waiting.host), None)
+                if victim is None:
+                    continue
+                late.remove(victim)
+                victim.fail("made room for others: too many prove themselves at a time, and it did not get on")
+            self._take_turn(waiting)
+        if self._room:
+            self._relief = self.reactor.call_later(RELIEF_S, self._relieve)
 
-    def turn_away(self, waiting: _Waiting, why: str) -> None:
-        """Hang up on one that waits."""
-        self._leave(waiting)
+    def _take_turn(self, waiting: Waiting) -> None:
+        self._room.leave(waiting)
+        self._begin(waiting.sock, waiting.peer, waiting.host)
+
+    def _waited_too_long(self, waiting: Waiting) -> None:
+        limit_s = self.node.limits.handshake_s
+        text = f"waited {limit_s:.3g} s for its turn: too many prove themselves at a time (limits.handshakes_max, _per_host_max)"
+        self._turn_away(waiting, text)
+
+    def _turn_away(self, waiting: Waiting, why: str) -> None:
+        self._room.leave(waiting)
         self.refuse(waiting.peer, why)
         waiting.sock.close()
 
@@ -471,7 +451,8 @@ class Door:
         self._per_host[greeting.host] -= 1
         if not self._per_host[greeting.host]:
             del self._per_host[greeting.host]
-        if self._waiting:
+        if self._room and not self._begins:
+            self._begins = True
             self.reactor.call_soon(self._begin_waiting)
 
     def statistics(self) -> DoorStatistics:
@@ -480,7 +461,7 @@ class Door:
             greetings=len(self._greetings),
             accepted=self._accepted,
             refused=self._refused,
-            waiting=self._waiting_count,
+            waiting=len(self._room),
             too_many=self._too_many,
             shed=self._shed,
         )
@@ -494,8 +475,10 @@ class Door:
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
-        for waiting in [one for queue in self._waiting.values() for one in queue]:
-            self.turn_away(waiting, "the listener closed")
+        if self._relief is not None:
+            self._relief.cancel()
+        for waiting in self._room.all():
+            self._turn_away(waiting, "the listener closed")
         for greeting in list(self._greetings):
             greeting.fail("the listener closed")
 

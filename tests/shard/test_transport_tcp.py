@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import resource
+import select
 import socket
 import struct
 import threading
@@ -32,7 +33,7 @@ from shard import (
 )
 from shard.handshake import HANDSHAKE_VERSION, HELLO, MAGIC, PROOF_BYTES, Connector
 from shard.identity import PeerIdentity
-from shard.transport.meeting import ACCEPT_PAUSE_S, DoorStatistics, meet
+from shard.transport.meeting import ACCEPT_PAUSE_S, RELIEF_S, DoorStatistics, meet
 from shard.transport.refusals import LINES_PER_WINDOW, WINDOW_S
 from shard.transport.tcp import KIND, parse_address
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
@@ -56,6 +57,13 @@ def has_hung_up(sock: socket.socket) -> bool:
     return receive_all(sock) == b""
 
 
+def has_answered(sock: socket.socket) -> bool:
+    """Whether a whole hello is there."""
+    with contextlib.suppress(ConnectionError):
+        return bool(select.select([sock], [], [], 0)[0]) and len(sock.recv(HELLO.size, socket.MSG_PEEK)) == HELLO.size
+    return False
+
+
 class QuietWorld:
     """A listener, time that passes only when it is told to, and nobody connected yet."""
 
@@ -69,8 +77,9 @@ class QuietWorld:
         self.door = self._listener._door
         self.where = parse_address(self._listener.address)
 
-    def _count(self, connection: object) -> None:
+    def _count(self, connection: Any) -> None:
         self.accepted += 1
+        connection.close()
 
     def knock(self, source: str = "127.0.0.1") -> socket.socket:
         """A socket that has connected, once the listener has taken note of it."""
@@ -293,22 +302,61 @@ class TestTcp(TransportContract):
             assert len(answer) in (HELLO.size + PROOF_BYTES, HELLO.size + PROOF_BYTES + 1)
             assert quiet.accepted == 0
 
-    def test_those_over_the_bound_wait_for_their_turn_and_only_more_than_may_wait_are_hung_up_on(self) -> None:
+    def test_those_over_the_bound_wait_for_their_turn_and_one_of_more_than_may_wait_is_hung_up_on(self) -> None:
         quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_per_host_max=2, handshakes_waiting_max=3))
         with contextlib.ExitStack() as stack:
             stack.callback(quiet.close)
-            socks = [stack.enter_context(quiet.knock()) for _ in range(5)]
-            assert has_hung_up(stack.enter_context(quiet.knock()))
+            socks = [stack.enter_context(quiet.knock()) for _ in range(6)]
             assert quiet.door.statistics() == DoorStatistics(2, accepted=0, refused=0, waiting=3, too_many=1, shed=0)
+            gone = next(sock for sock in socks if select.select([sock], [], [], 0)[0])
+            assert gone in socks[2:5] and has_hung_up(gone), "any of those that waited, but the newest"
+            waiting = [sock for sock in socks[2:] if sock is not gone]
             socks[0].close()
             quiet.look_until(lambda: quiet.door.statistics().waiting == 2)
             assert quiet.door.statistics().greetings == 2
-            assert [bool(greeting.sock.getpeername() == socks[2].getsockname()) for greeting in quiet.door._greetings].count(True)
+            names = [greeting.sock.getpeername() for greeting in quiet.door._greetings]
+            assert waiting[0].getsockname() in names, "who waited longest"
             quiet.now += LIMITS.handshake_s
             quiet.look()
             quiet.look()
             assert quiet.door.statistics() == DoorStatistics(0, accepted=0, refused=5, waiting=0, too_many=1, shed=0)
-            assert all(has_hung_up(sock) for sock in socks[1:])
+            assert all(has_hung_up(sock) for sock in [socks[1], *waiting])
+
+    @pytest.mark.parametrize("said", [b"", hello()[:1], hello()], ids=["nothing", "a byte", "a hello"])
+    def test_while_silent_sockets_take_all_places_of_an_address_an_honest_peer_of_it_gets_in(self, said: bytes) -> None:
+        limits = dataclasses.replace(LIMITS, handshakes_per_host_max=8, handshakes_waiting_max=64)
+        quiet = QuietWorld(limits)
+        with contextlib.ExitStack() as stack:
+            stack.callback(quiet.close)
+            for _ in range(8 + 64):
+                sock = stack.enter_context(quiet.knock())
+                sock.sendall(said)
+            honest = []
+            for _ in range(3):  # chance may hit one, which tries again
+                sock = stack.enter_context(quiet.knock())
+                exchange = Connector(b"", KIND, 1, bytes(32))
+                sock.sendall(exchange.start())
+                honest.append((sock, exchange))
+            begun = quiet.now
+            while not any(has_answered(sock) for sock, _ in honest):
+                assert quiet.now - begun < LIMITS.handshake_s, "its time is over"
+                quiet.now += RELIEF_S
+                quiet.look()
+                quiet.look()
+            sock, exchange = next((sock, one) for sock, one in honest if has_answered(sock))
+            sock.sendall(exchange.feed(sock.recv(exchange.wanted, socket.MSG_WAITALL)))
+            quiet.look_until(lambda: quiet.door.statistics().accepted)
+
+    def test_peers_that_get_on_make_room_for_nobody(self) -> None:
+        quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_per_host_max=2, handshakes_waiting_max=3))
+        with contextlib.ExitStack() as stack:
+            stack.callback(quiet.close)
+            for _ in range(4):
+                stack.enter_context(quiet.knock()).sendall(hello())
+            quiet.now += RELIEF_S
+            quiet.look()
+            quiet.look()
+            assert quiet.door.statistics() == DoorStatistics(2, accepted=0, refused=0, waiting=2, too_many=0, shed=0)
 
     def test_one_host_cannot_take_all_places(self) -> None:
         quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_max=3, handshakes_per_host_max=2))
