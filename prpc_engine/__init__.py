@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from prpc_engine import errors, release
 from prpc_engine.allow import AllowList
 from prpc_engine.archive import Lazy, register
@@ -26,8 +28,10 @@ from prpc_engine.serving import RpcServer
 from prpc_engine.slab import empty
 from prpc_engine.stream import Stream, incoming
 from prpc_engine.user_secret import NO_SECRET
+from shard import ONE_LINE
 
 __version__ = release.VERSION
+logging.getLogger("prpc").addFilter(ONE_LINE)
 
 __all__ = [
     "NO_SECRET",

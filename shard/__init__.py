@@ -6,6 +6,8 @@ with shard.ShardGroup(2) as group:
 
 from __future__ import annotations
 
+import logging
+
 from shard import interpreter as interpreter  # first of all: what follows relies on it
 
 # isort: split
@@ -46,6 +48,7 @@ from shard.idle import polling_enabled
 from shard.leases import held_by_this_process
 from shard.limits import DEFAULT_LIMITS, Limits
 from shard.memory_room import MemoryRoom, read_memory_room
+from shard.one_line import ONE_LINE
 from shard.process import Shard, this_shard
 from shard.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.reactor import Reactor
@@ -72,6 +75,7 @@ __all__ = [
     "CONTEXT",
     "DEFAULT_LIMITS",
     "JOB_SECRET",
+    "ONE_LINE",
     "LATENCY",
     "STALL_BUDGET_S",
     "USER_SECRET",
@@ -160,3 +164,5 @@ __all__ = [
     "this_shard",
     "usable_cores",
 ]
+
+logging.getLogger("shard").addFilter(ONE_LINE)

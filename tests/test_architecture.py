@@ -51,6 +51,7 @@ PURE = {
     "shard.frame",
     "shard.handshake",
     "shard.identity",
+    "shard.one_line",
     "shard.ring",
     "shard.queues",
     "shard.timers",
@@ -155,7 +156,7 @@ LONGER_FOR_A_REASON: dict[str, str] = {}
 # Layers from the ground up; a module sees those in layers below its own. Names ending in "." stand for a whole package.
 LAYERS = {
     "shard": (
-        ("shard.errors", "shard.topology", "shard.interpreter", "shard.checks"),
+        ("shard.errors", "shard.one_line", "shard.topology", "shard.interpreter", "shard.checks"),
         ("shard.restart",),
         ("shard.failpoints",),
         ("shard.callers", "shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle"),

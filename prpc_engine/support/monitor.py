@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -139,8 +138,7 @@ class Monitor:
                 task.function()
             except (Exception, SystemExit) as error:  # one that exits must not end the others
                 failed = True
-                text = "".join(traceback.format_exception(error))
-                logger.error("task %r of %s raised, which ends this run only:\n%s", task.name, self.name, text)
+                logger.error("task %r of %s raised, which ends this run only", task.name, self.name, exc_info=error)
             with self._changed:
                 self._ended(task, failed)
 

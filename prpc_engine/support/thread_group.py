@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # the TimeoutError of Python 3.10 is another one
@@ -73,7 +72,7 @@ def _has_ended(future: Future[Any], timeout_s: float | None) -> bool:
 
 def _log_error(ended: Future[Any], name: str) -> None:
     if not ended.cancelled() and (error := ended.exception()) is not None:
-        logger.error("%s raised, and nobody asked for its result:\n%s", name, "".join(traceback.format_exception(error)))
+        logger.error("%s raised, and nobody asked for its result", name, exc_info=error)
 
 
 class ThreadGroup:

@@ -1,0 +1,32 @@
+"""Log records stay one line each, whatever texts of peers are in them. No I/O in this file.
+
+Names of services, sessions, certificates and methods come from peers, and a newline in one would begin a line of the peer's
+making in the log; other control characters move the cursor of a terminal. ONE_LINE is a filter of both loggers, "shard" and
+"prpc". Tracebacks go through exc_info, which it leaves alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def escaped(text: str) -> str:
+    """The text with control characters, and those that turn the direction of writing, as backslash escapes."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class OneLine(logging.Filter):
+    """Lets every record through, on one line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrite a record that holds control characters; others cost one look."""
+        message = record.getMessage()
+        if _CONTROL.search(message):
+            record.msg, record.args = escaped(message), ()
+        return True
+
+
+ONE_LINE = OneLine()
