@@ -26,8 +26,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-import multiprocess
-
 from shard import cpu, descriptors, memory_order, process
 from shard.counters import Counters, size_for
 from shard.driver import Driver
@@ -125,6 +123,8 @@ class ShardGroup:
         self._stall_budget_s = stall_budget_s
         self._limits = limits
         self._on_change = on_change
+        import multiprocess  # here: it brings dill, which nobody needs without shards
+
         self._context = multiprocess.get_context(start_method)
         if start_method == "forkserver":
             self._context.set_forkserver_preload(["shard.process"])
@@ -181,7 +181,7 @@ class ShardGroup:
             child = self._context.Process(target=process.main, name=f"prpc-shard-{index}", args=(birth,), daemon=True)
             child.start()
             # Not for its exit handler: in a fork of this process, that would take our shards for its own and end them.
-            multiprocess.process._children.discard(child)
+            sys.modules["multiprocess"].process._children.discard(child)
             # failpoint: group.after_spawn
         except BaseException:
             connection.close()

@@ -11,8 +11,6 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from multiprocess import reduction
-
 from shard.limits import Limits
 from shard.segment import Segment
 from shard.slab import Slab
@@ -28,6 +26,8 @@ class InheritedFd:
         self.fd = fd
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocess import reduction  # here: it brings dill, which nobody needs without shards
+
         return InheritedFd._receive, (reduction.DupFd(self.fd),)
 
     @staticmethod

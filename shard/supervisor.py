@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from multiprocess.connection import wait
-
 from shard.errors import PeerLostError, ShardError
 from shard.future import Future
 from shard.restart import FORGIVEN_S, RestartPolicy, ending
@@ -181,6 +179,8 @@ class Supervisor:
             times = [self._stop_by]
         timeout_s = min([WAIT_S_MAX, *(max(0.0, due - now) for due in times)])
         alive = [life.process.sentinel for life in self.lives if life.process is not None]
+        from multiprocess.connection import wait  # here: it brings dill, which nobody needs without shards
+
         wait([self._wake_r, *alive], timeout_s)
         try:
             os.read(self._wake_r, 4096)

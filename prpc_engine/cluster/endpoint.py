@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import multiprocess
 
 from prpc_engine import errors, slab
 from prpc_engine.address import Address
@@ -112,7 +111,8 @@ class Endpoint:
     """See the file's head. Owned by a Server. `methods` are those of the data node. Raises AddressInUse, ConfigError."""
 
     def __init__(self, place: Place, methods: Mapping[str, Callable[..., Any]], on_peer_lost: Callable[[Peer], None]) -> None:
-        if getattr(multiprocess.current_process(), "_inheriting", False):  # as multiprocess itself looks
+        multiprocess = sys.modules.get("multiprocess")  # where it is not loaded, nothing of it has started this process
+        if multiprocess is not None and getattr(multiprocess.current_process(), "_inheriting", False):  # as it looks itself
             raise errors.ConfigError(
                 f"{place.task} is started while a shard of it imports the script: make the Server under "
                 '`if __name__ == "__main__":`, which shards do not run'
