@@ -39,7 +39,7 @@ class CoreLocks:
         candidates = list(placing_order(topology()) if cores is None else cores)
         held: dict[int, int] = {}  # core -> descriptor
         try:
-            folder.mkdir(mode=0o777, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             for core in candidates:
                 if len(held) == count:
                     break
@@ -72,7 +72,7 @@ class CoreLocks:
 
 def _try_lock(path: Path) -> int | None:
     """A descriptor that holds the lock; None when somebody else does. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -79,7 +79,7 @@ def save(path: Path, states: list[dict[str, Any]]) -> None:
 
 
 def _opened(name: str, flags: int) -> int:
-    return os.open(name, flags, FILE_MODE)
+    return os.open(name, flags | os.O_NOFOLLOW, FILE_MODE)
 
 
 class Lock:

@@ -138,7 +138,8 @@ def _write(path: Path, text: str) -> None:
     """All of it at once: a task that starts meanwhile reads the old map or the new one."""
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        written.write_text(text)
+        with open(written, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, 0o644)) as file:
+            file.write(text)
         written.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

@@ -48,6 +48,7 @@ SNAPSHOT_CHANGES = 4096  # in one record of a snapshot: a MiB or so at a time
 COMPACT_BYTES = 16 << 20
 FILE_MODE, FOLDER_MODE = 0o600, 0o700  # it holds the sessions' tokens
 
+_RESTORE = "Restore the file, or start on another folder (the job's nodes then join anew)"
 logger = logging.getLogger("prpc")
 Transaction = tuple[int, list[Change]]
 _encoder = msgspec.msgpack.Encoder()
@@ -100,28 +101,56 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
             if not any(data[end:]):
                 break
             raise _damaged(name, at, data)
-        transactions.append(_decoder.decode(body))
+        try:
+            transactions.append(_decoder.decode(body))
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+            raise JournalError(f"{name} has a record at byte {at} that is no transaction ({error}): {_RESTORE}") from error
         at = end
     return transactions, at
 
 
 def _damaged(name: str, at: int, data: bytes) -> JournalError:
     return JournalError(
-        f"{name} is damaged at byte {at} of {len(data)}, with more behind it: no torn write does that. Restore the file, or "
-        "start on another folder (the job's nodes then join anew)"
+        f"{name} is damaged at byte {at} of {len(data)}, with more behind it: no torn write does that. {_RESTORE}"
     )
 
 
-def replay(transactions: Iterable[Transaction], tree: Tree, name: str) -> None:
+def _place(data: bytes, number: int) -> int:
+    """Where a record of those that decode() gave begins."""
+    at = HEADER.size
+    for _ in range(number):
+        at += RECORD.size + RECORD.unpack_from(data, at)[0]
+    return at
+
+
+def _apply(tree: Tree, changes: Iterable[Change], name: str, data: bytes, number: int) -> None:
+    for change in changes:
+        try:
+            tree.apply(change)
+        except Exception as error:  # whatever a change does that somebody else has made up
+            raise JournalError(
+                f"{name} has a record at byte {_place(data, number)} with a change that does not follow from those before: "
+                f"{change!r:.200} ({type(error).__name__}: {error!s:.200})"
+            ) from error
+
+
+def _make_folder(folder: Path) -> None:
+    """With those above it, for this user alone whatever the umask."""
+    for path in reversed([folder, *folder.parents]):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(FOLDER_MODE)
+
+
+def _opened(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, FILE_MODE)
+
+
+def replay(transactions: Iterable[Transaction], tree: Tree, name: str, data: bytes) -> None:
     """Make the tree go on. Raises JournalError when they do not follow from it."""
-    for version, changes in transactions:
+    for number, (version, changes) in enumerate(transactions):
         if version != tree.version + len(changes):
             raise JournalError(f"{name} goes from version {tree.version} to {version} by {len(changes)} changes: one is missing")
-        for change in changes:
-            try:
-                tree.apply(change)
-            except KeyError as error:
-                raise JournalError(f"{name} has a change that does not follow from those before: {change}") from error
+        _apply(tree, changes, name, data, number)
 
 
 def snapshot_records(tree: Tree) -> Iterator[bytes]:
@@ -143,9 +172,8 @@ def load_snapshot(data: bytes, tree: Tree, name: str) -> None:
     transactions, good_bytes = decode(data, name)
     if good_bytes != len(data) or not transactions or transactions[-1][1]:
         raise JournalError(f"{name} is not whole: restore the file, or start on another folder")
-    for _, changes in transactions:
-        for change in changes:
-            tree.apply(change)
+    for number, (_, changes) in enumerate(transactions):
+        _apply(tree, changes, name, data, number)
     tree.version = transactions[-1][0]
 
 
@@ -163,7 +191,7 @@ class Journal:
         self._sync = sync
         self._broken: OSError | None = None
         try:
-            self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            _make_folder(self.folder)
             self._lock_fd = self._lock()
         except OSError as error:
             raise JournalError(f"{self.folder} cannot keep a journal: {error.strerror or error}; give another folder") from error
@@ -171,7 +199,7 @@ class Journal:
 
     def _lock(self) -> int:
         path = self.folder / "lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -207,12 +235,12 @@ class Journal:
 
     def _open_journal(self, tree: Tree | None) -> None:
         path = self.folder / f"journal-{self._number}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             data = path.read_bytes()
             transactions, good_bytes = decode(data, str(path))
             if tree is not None:
-                replay(transactions, tree, str(path))
+                replay(transactions, tree, str(path), data)
             if good_bytes < len(data):
                 logger.warning("%s: cut off %d torn bytes at its end", path, len(data) - good_bytes)
                 os.ftruncate(fd, good_bytes)
@@ -259,7 +287,7 @@ class Journal:
         path = self.folder / f"snapshot-{self._number}"
         unfinished = path.with_suffix(".tmp")
         try:
-            with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
+            with open(unfinished, "wb", opener=_opened) as file:
                 for record in snapshot_records(tree):
                     file.write(record)
                 file.flush()

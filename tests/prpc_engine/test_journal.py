@@ -42,7 +42,7 @@ def state(tree: Tree) -> State:
 
 def restored(data: bytes) -> Tree:
     tree = Tree()
-    replay(decode(data, "file")[0], tree, "file")
+    replay(decode(data, "file")[0], tree, "file", data)
     return tree
 
 
@@ -127,7 +127,7 @@ class AnyHistory(RuleBasedStateMachine):
         transactions, good_bytes = decode(self.data[:cut], "file")
         assert good_bytes <= cut
         tree = Tree()
-        replay(transactions, tree, "file")
+        replay(transactions, tree, "file", self.data)
         assert state(tree) == self.states[tree.version]
 
     @invariant()
@@ -255,7 +255,8 @@ def test_a_kill_in_the_middle_of_compacting_loses_nothing(tmp_path: Path, left: 
     """As the folder is before the rename, after it, and before the old pair is removed."""
     states = write(tmp_path, 5)
     tree = Tree()
-    replay(decode((tmp_path / "journal-0").read_bytes(), "file")[0], tree, "file")
+    data = (tmp_path / "journal-0").read_bytes()
+    replay(decode(data, "file")[0], tree, "file", data)
     whole = b"".join(snapshot_records(tree))
     if left == "snapshot-1.tmp":
         (tmp_path / left).write_bytes(whole[:-5])

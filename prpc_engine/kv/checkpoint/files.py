@@ -5,6 +5,7 @@ A name counts when its folder has been synced, its content when the file has; ca
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -30,7 +31,9 @@ class Files:
     def make_folder(self, path: Path) -> None:
         """With those above it, whose names are on the disk when this returns; one that is there is as good."""
         new = [above for above in path.parents if not above.exists()]
-        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        for each in reversed([path, *new]):  # one by one: mkdir(parents=True) makes those above for whom the umask lets in
+            with contextlib.suppress(FileExistsError):
+                each.mkdir(FOLDER_MODE)
         for each in new:
             _sync_folder(each.parent)
 
