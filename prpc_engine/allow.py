@@ -119,6 +119,11 @@ class AllowList:
         )
 
 
+def permitted(allow: AllowList | None, identity: Identity, service: str, methods: Sequence[str]) -> list[str]:
+    """Of these the ones that it may call: nobody is told of others."""
+    return [method for method in methods if allow is None or allow.refusal(identity, service, method) is None]
+
+
 def rules_from(tables: object, where: str) -> AllowList:
     """The rules of parsed TOML. Raises ConfigError, which begins with `where`, for anything that is no rule."""
     if not isinstance(tables, list):

@@ -7,6 +7,7 @@ import ipaddress
 import math
 import os
 import socket
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ TRANSPORTS = ("shm", "unix", "tcp")  # in order of preference
 SECRET_LENGTH_MIN = 16  # bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word
 NO_SECRET_TEXT = "none"  # as PRPC_SECRET
 SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
+KEY_MODE_FORBIDDEN = 0o037  # of a TLS key: all but 0600 and 0640, as a group may be one of this job's processes
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
 POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
 SLAB_BYTES_MAX = 8 << 30
@@ -125,6 +127,8 @@ def read_config(path: str) -> dict[str, Any]:
         raise ConfigError(f"PRPC_CONFIG={path!r} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: tables or lists are nested too deep: no setting of ours is, so it is another file") from None
     for section in content:
         if section not in SECTIONS:
             raise ConfigError(
@@ -157,7 +161,7 @@ class TlsSettings:
     """TLS 1.3 for tcp: paths of PEM files. Every node of the job needs them, or none.
 
     cert   this node's certificate, followed by those between it and the CA
-    key    its key, without a password; mode 0600
+    key    its key, without a password; mode 0600, or 0640 at most
     ca     the CA of the job, not a public one: both sides must show a certificate that it signed, and the names in it are who
            the peer is for allow lists. "": the channel is encrypted, and the job's secret says who is there
     """
@@ -203,6 +207,12 @@ def _checked(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
         try:
             if path:
                 Path(path).read_bytes()
+                mode = stat.S_IMODE(os.stat(path).st_mode)
+                if name == "key" and mode & KEY_MODE_FORBIDDEN:
+                    raise ConfigError(
+                        f"{where}: key={path!r} has mode {mode:04o}: others may read or change it; chmod 600 {path} (at most "
+                        "0640; in Kubernetes, defaultMode: 0400 of the secret's volume)"
+                    )
         except OSError as error:
             raise ConfigError(f"{where}: {name}={path!r} cannot be read: {error.strerror}") from error
     return settings

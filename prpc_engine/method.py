@@ -100,6 +100,8 @@ def public_methods(served: object) -> dict[str, Callable[..., Any]]:
         for name, function in functions.items():
             if not isinstance(name, str) or not callable(function):
                 raise ConfigError(f"a dict of functions maps str to callables; it has {name!r}: {function!r}")
+            if name.startswith("_"):
+                raise ConfigError(f"{name!r} begins with an underscore: such names are not served; leave it out, or rename it")
     else:
         functions = {
             name: getattr(served, name)

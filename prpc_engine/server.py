@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine.allow import AllowList
+from prpc_engine.allow import AllowList, permitted
 from prpc_engine.archive import DECODE_ERRORS, PLAIN_BYTES_MAX, Handover, handovers_in
 from prpc_engine.call import Call
 from prpc_engine.dedupe import ANSWERS_BYTES_MAX, ANSWERS_MAX
@@ -92,8 +92,7 @@ class Bounds:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = 1 if name == "tasks_max" else 0
-            if not is_count(value, least):
+            if not is_count(value, least := 1 if name == "tasks_max" else 0):
                 raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is allowed")
 
 
@@ -251,7 +250,8 @@ class Server:
         """A REQUEST or REPEAT that needs a job, or the OPEN of a stream."""
         method = self._methods.get(key)
         if method is None:
-            self._refuse(peer, call_id, Status.UNKNOWN_METHOD, "", self.service, ", ".join(self.method_names))
+            names = permitted(self._allow, peer.connection.peer_identity, self.service, self.method_names)
+            self._refuse(peer, call_id, Status.UNKNOWN_METHOD, "", self.service, ", ".join(names))
             return
         if self._allow is not None and self._forbids(peer, call_id, key):
             return

@@ -48,6 +48,7 @@ class Authority:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / name
         path.write_bytes(content)
+        path.chmod(0o600)  # as keys must be
         return path
 
     def _sign(
