@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from prpc_engine.errors import Cancelled, RpcError
 from shard import Future
 
-NEVER = float("inf")
+NEVER, PASSED = float("inf"), float("-inf")
 Later = Callable[[float, Callable[[], object]], object]
 # A call without a timeout of its own gives up after this long: long for a call, short for a person.
 TIMEOUT_S = 30.0
@@ -55,7 +55,7 @@ class Call(Future):
     body: bytes = b""  # of the request, for trying again
     blocks: Sequence[NDArray[Any]] = ()
     sent: float = 0.0  # when; like the deadline, set once the request is on its way; 0.0: it is not
-    deadline: float = NEVER  # of this attempt
+    deadline: float = NEVER  # of this attempt; PASSED once it has been found so here, which its server may not know
     overall: float = NEVER  # of all attempts together
     state: Any = None  # of trying again: the client's
 
@@ -78,6 +78,14 @@ class Call(Future):
         """Tell the server that nobody waits: what is queued there is dropped, a task ended, a plain function runs to its end."""
         if self.table is not None and self.table.in_flight.pop(self.call_id, None) is not None:
             self.table.send_cancel(self.call_id)
+
+    def outlive(self) -> None:
+        """After its deadline has PASSED, in the reactor: stay in flight for what its answer brings. The server is told that the
+        call is cancelled, and answers with an error, if it has not answered before."""
+        assert self.table is not None, "it was in one when its deadline passed"
+        self.deadline = NEVER
+        self.table.in_flight[self.call_id] = self
+        self.table.send_cancel(self.call_id)
 
     def cancel(self, error: BaseException | None = None) -> bool:
         """Wait no longer, and withdraw() it. Completes with `error`, Cancelled by default. False when it was done before."""
@@ -126,6 +134,7 @@ class CallTable:
         self.soonest = min(soonest, self.soonest)
         for call in late:
             self.in_flight.pop(call.call_id, None)
+            call.deadline = PASSED
             call.set_error(error_for(call))
         return len(late)
 

@@ -26,10 +26,13 @@ class AnswerDropped(ShardError):
 
 
 class Deferred(Future, weakref=True):
-    """See the file's head. `ends_with_caller`: it is cancelled when its caller's connection is lost, as nobody else gains by the
-    answer; else it goes on."""
+    """See the file's head.
+
+    `ends_with_caller`: it is cancelled when its caller's connection is lost, as nobody else gains by the answer; else it goes on.
+    `on_cancel(error)`: called when its caller gives the call up, or the deadline passes; True: it is answered nevertheless."""
 
     ends_with_caller: bool = False
+    on_cancel: Callable[[BaseException], bool] | None = None
 
     def reply(self, value: Any) -> bool:
         """Answer with a value; False when it was answered or given up before."""
@@ -47,12 +50,17 @@ class Deferred(Future, weakref=True):
 def canceller(answer: Future, cut: Callable[[BaseException], object]) -> Callable[[BaseException], object]:
     """What ends a job by cut(error), and tells whoever holds its answer that nobody waits for it any more.
 
-    It holds no Deferred itself: a handler may let go of its own, which is answered for then."""
+    It holds no Deferred itself: a handler may let go of its own, which is answered for then. An answer that is there already
+    leaves: what it hands over was taken from where it was."""
     held: Callable[[], Future | None] = ref(answer) if isinstance(answer, Deferred) else lambda: answer
 
     def cancel(error: BaseException) -> None:
-        cut(error)
         there = held()
+        if there is not None and there.finished:
+            return
+        if isinstance(there, Deferred) and there.on_cancel is not None and there.on_cancel(error):
+            return
+        cut(error)
         if there is not None:
             there.cancel(error)
 

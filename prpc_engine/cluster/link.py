@@ -25,7 +25,7 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.address import Address
-from prpc_engine.call import Call
+from prpc_engine.call import NEVER, PASSED, Call
 from prpc_engine.cluster.control import (
     CONTROL_TARGET,
     DATA_TARGET,
@@ -62,8 +62,14 @@ class LinkStatistics:
     requests: int  # sent over it, or to be
 
 
+Settle = Callable[[Any], object]  # told what a request brought after all, or None
+
+
 class Errand(Future):
-    """One request on its way to another task."""
+    """One request on its way to another task.
+
+    `straggle`: what it brings must not be lost. When its deadline passes, or it is cancelled, its call stays under way;
+    straggle() is called before anybody hears of that, and what it returns once the call has ended."""
 
     method: str = ""
     what: str = ""  # for texts
@@ -71,15 +77,41 @@ class Errand(Future):
     deadline: float = 0.0
     is_patient: bool = True  # it waits while the task does not come up
     timer: Timer | None = None
-    call: Future | None = None
+    call: Call | None = None
+    straggle: Callable[[], Settle] | None = None
+    late: Callable[[Errand, BaseException], bool] | None = None  # ends it; the link's
 
     def cancel(self, error: BaseException | None = None) -> bool:
         """Nobody waits for it any more; the task is told."""
-        ended = Future.cancel(self, error)
         call = self.call  # which the reactor takes away when it is answered
-        if call is not None:
-            call.cancel()
+        if call is None or self.straggle is None:
+            ended = Future.cancel(self, error)
+            if call is not None:
+                call.cancel()
+            return ended
+        settle = self.straggle()
+        ended = Future.cancel(self, error)
+        self._leave_behind(call, settle, ended)
+        if ended and call.table is not None:
+            call.table.send_cancel(call.call_id)
         return ended
+
+    def failed(self, call: Call, error: BaseException) -> bool:
+        """Told by its call instead of its end; True: the call stays pending."""
+        if call.deadline != PASSED or self.straggle is None or self.late is None:
+            return False
+        settle = self.straggle()
+        call.outlive()
+        self._leave_behind(call, settle, self.late(self, error))
+        return True
+
+    def _leave_behind(self, call: Call, settle: Settle, ended: bool) -> None:
+        """The call goes on, but where the errand has its answer after all."""
+        self.call = None
+        if ended:
+            call.add_done_callback(lambda done: settle(done._outcome if done.finished == VALUE else None))
+        else:
+            settle(None)
 
 
 class Link:
@@ -134,9 +166,16 @@ class Link:
     # -- requests --------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float, is_patient: bool = True
+        self,
+        method: str,
+        what: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        timeout_s: float,
+        is_patient: bool = True,
+        straggle: Callable[[], Settle] | None = None,
     ) -> Errand:
-        """Ask the task; never waits. The errand ends within `timeout_s`. Raises Closed, Backpressure."""
+        """Ask the task; never waits. The errand, which says what `straggle` is, ends within `timeout_s`. Raises Closed,
+        Backpressure."""
         self._requests += 1
         errand = Errand(
             self._data_node.waiter,
@@ -145,6 +184,8 @@ class Link:
             arguments=arguments,
             deadline=time.monotonic() + timeout_s,
             is_patient=is_patient,
+            straggle=straggle,
+            late=self._late,
         )
         peer = self.peer
         if peer is not None and not peer.lost and self._waiting is None:
@@ -167,17 +208,23 @@ class Link:
         try:
             assert errand.arguments is not None
             arguments = errand.arguments(self.incarnation)
-            call = peer.request(self._route, errand.method, method_key(errand.method), arguments, max(0.0, left_s), True, None)
+            client = None if errand.straggle is None else errand
+            call = peer.request(self._route, errand.method, method_key(errand.method), arguments, max(0.0, left_s), True, client)
         except errors.NotSent as error:
             self._fail(errand, self._lost(errand, error))
             return
         except Exception as error:
             self._fail(errand, error)
             return
+        if call.client is not None and call.deadline == NEVER:
+            return  # it straggles already: its deadline passed while this thread stood still
         errand.call = call
         call.add_done_callback(partial(self._answered, errand))
-        if errand.finished:
-            call.cancel()  # given up while it was sent
+        if errand.finished:  # given up while it was sent
+            errand.cancel()
+            if errand.straggle is not None:
+                errand._leave_behind(call, errand.straggle(), True)
+                peer.calls.send_cancel(call.call_id)
 
     def _answered(self, errand: Errand, call: Future) -> None:
         errand.call = None
@@ -193,14 +240,23 @@ class Link:
             # The task counts from when the request came: what we ask next would find it waiting still, and taking, for nobody.
             if isinstance(call, Call) and call.table is not None:
                 call.table.send_cancel(call.call_id)
-            error = errors.DeadlineExceeded(
+            self._late(errand, error)
+            return
+        errand.set_error(error)
+
+    def _late(self, errand: Errand, error: BaseException) -> bool:
+        return errand.set_error(
+            errors.DeadlineExceeded(
                 f"{errand.what} did not come from {self._text} in time: look whether that task sends it, and for this step and "
                 f"task, or allow a larger timeout_s ({error})"
             )
-        errand.set_error(error)
+        )
 
     def _lost(self, errand: Errand, error: BaseException) -> TaskLost:
-        return TaskLost(f"{errand.what} was asked of {self._text}, which was lost: {error}")
+        return TaskLost(
+            f"{errand.what} was asked of {self._text}, which was lost: {error}; a tensor that was on its way is lost with the "
+            "connection: begin another step"
+        )
 
     def _fail(self, errand: Errand, error: BaseException) -> None:
         # In the reactor: whoever waits may have it parked, and would not see what another thread completes.

@@ -86,7 +86,7 @@ class Message:
 class Receipt(Future):
     """The future of one tensor, or of several asked for together: result(timeout_s), done(), await; cancel() gives it up.
 
-    A tensor that is taken from its source after cancel() is lost."""
+    A tensor that was on its way as it was given up is kept for another receive of its key and step."""
 
     message: Message | None = None
 

@@ -28,11 +28,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine import slab
-from prpc_engine.call import Call
-from prpc_engine.cluster.control import DATA_TARGET
+from prpc_engine.call import PASSED, Call
+from prpc_engine.cluster.control import DATA_TARGET, RECEIVE
 from prpc_engine.cluster.cores import take_cores
 from prpc_engine.config import TlsSettings, allow_from
 from prpc_engine.context import calling_peer
+from prpc_engine.deferred import Deferred
 from prpc_engine.errors import ConfigError, RemoteError
 from prpc_engine.master.protocol import FixedRoute
 from prpc_engine.message import method_key
@@ -41,10 +42,12 @@ from prpc_engine.peer import Peer
 from prpc_engine.server import Server
 from prpc_engine.shard_figures import NodeFigures, ShardFigures, ShardReader
 from shard import (
+    VALUE,
     CoreLocks,
     Dealer,
     DealtPort,
     Driver,
+    Future,
     Limits,
     RestartPolicy,
     ShardError,
@@ -162,7 +165,8 @@ class _Relay:
         self._route = FixedRoute(DATA_TARGET, settings.task)
         self._under_way: defaultdict[Peer | None, set[Call]] = defaultdict(set)
         self.node.on_peer_lost = self._peer_lost
-        methods = {name: self._forwarder(name) for name in settings.methods}
+        methods: dict[str, Callable[..., Any]] = {name: self._forwarder(name) for name in settings.methods}
+        methods[RECEIVE] = self._receive
         self.node.servers[DATA_TARGET] = Server("data", shard.index, DATA_TARGET, methods, allow=allow_from(None))
         self.node.take(DealtPort(settings.dealer, settings.key, (settings.host, settings.port)))  # last: it is ready now
 
@@ -186,10 +190,49 @@ class _Relay:
             call.cancel()  # when we are cancelled ourselves
             under_way.discard(call)  # not by the asker's name: it may be forgotten already
 
+    def _receive(self, *arguments: Any) -> Deferred:
+        """A tensor may be on its way here as its receiver gives up: the application is told so, and its word is passed on."""
+        asker = calling_peer()
+        call = self._application.request(self._route, RECEIVE, method_key(RECEIVE), arguments, None, True, _OUTLIVING)
+        under_way = self._under_way[asker]
+        under_way.add(call)
+
+        def withdraw(error: BaseException) -> bool:
+            if call.table is not None:
+                call.table.send_cancel(call.call_id)
+            return True
+
+        answer = Deferred(on_cancel=withdraw)
+
+        def pass_on(_: Future) -> None:
+            under_way.discard(call)
+            if call.finished == VALUE:
+                answer.reply(call._outcome)
+            else:
+                error = call._outcome
+                answer.fail(_raised_again(error) if isinstance(error, RemoteError) else error)
+
+        call.add_done_callback(pass_on)
+        return answer
+
     def _peer_lost(self, peer: Peer) -> None:
         for call in list(self._under_way.pop(peer, ())):
             call.withdraw()
             call.set_result([])  # nobody is there to hear it
+
+
+class _Outliving:
+    """The client of receives: whoever asked hears what became of them, however late."""
+
+    def failed(self, call: Call, error: BaseException) -> bool:
+        """See call.Client."""
+        if call.deadline != PASSED:
+            return False
+        call.outlive()
+        return True
+
+
+_OUTLIVING = _Outliving()
 
 
 def _raised_again(error: RemoteError) -> Exception:

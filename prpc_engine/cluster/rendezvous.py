@@ -9,8 +9,9 @@
     held           Duplicate   replaces    ready                             taken: the tensors go, the entry stays
     taken          Duplicate   Duplicate
 
-A request names one key or more and is answered when all their tensors are there: one that comes early waits. A tensor is taken
-at most once; that of a request that ended before it was answered (deadline, lost or cancelled receiver) is ready again.
+A request names one key or more and is answered when all their tensors are there: one that comes early waits. Then take() takes
+them, in the thread that also ends requests: so what ends unanswered has taken nothing. A tensor is taken at most once; that of a
+request that ended before it was answered (deadline, lost or cancelled receiver) is ready again.
 
 One that names a key of another that still waits replaces it: a receiver whose deadline has passed may ask again before the end of
 its first request is known here. Should somebody wait for the first one still, that is told Duplicate.
@@ -101,8 +102,8 @@ class Rendezvous:
         if before != incarnation:
             raise restarted(step, name, before, incarnation)
 
-    def put(self, step: int, destination: int, key: str, tensor: Tensor) -> tuple[Request, list[Tensor]] | None:
-        """A tensor is there. The request that can be answered now, if there is one, and its tensors."""
+    def put(self, step: int, destination: int, key: str, tensor: Tensor) -> Request | None:
+        """A tensor is there. The request that can be answered now, if there is one: by take()."""
         size = 0 if tensor is None else tensor.nbytes
         with self._guard:
             there = self._living(step)
@@ -123,7 +124,12 @@ class Rendezvous:
             if request is None:
                 return None
             request.missing -= 1
-            return None if request.missing else (request, self._take(request))
+            return None if request.missing else request
+
+    def take(self, request: Request) -> list[Tensor] | None:
+        """The tensors of a request that put() gave; None when it has ended since."""
+        with self._guard:
+            return self._take(request) if request.entries and not request.missing else None
 
     def ask(
         self, step: int, destination: int, keys: Sequence[str], asker: object
@@ -137,7 +143,10 @@ class Rendezvous:
             for key, entry in zip(keys, found, strict=True):
                 if entry is not None:
                     if entry.is_taken:
-                        raise Duplicate(f"{key!r} of step {step} was received before: a tensor is received once")
+                        raise Duplicate(
+                            f"{key!r} of step {step} was sent to its receiver before, and a tensor is received once; if it did "
+                            "not come there, as its connection was lost on the way, it is lost: begin another step"
+                        )
                     if entry.request is not None:
                         replaced[entry.request] = None
             if len(set(keys)) < len(keys):

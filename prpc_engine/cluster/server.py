@@ -37,10 +37,12 @@ from prpc_engine.cluster.control import ABORT, RECEIVE
 from prpc_engine.cluster.endpoint import Endpoint, place_from
 from prpc_engine.cluster.errors import Duplicate, StepAborted
 from prpc_engine.cluster.fuse import Collector
-from prpc_engine.cluster.link import Errand, Link, LinkStatistics
+from prpc_engine.cluster.late import Late
+from prpc_engine.cluster.link import Errand, Link, LinkStatistics, Settle
 from prpc_engine.cluster.names import Names, device, plan_of, who_am_i
 from prpc_engine.cluster.receipt import Message, Receipt
 from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Request, Tensor, restarted
+from prpc_engine.cluster.resumed import resume
 from prpc_engine.cluster.verbs import PERIOD_S, Verbs
 from prpc_engine.cluster_spec import ClusterSpec
 from prpc_engine.config import check_timeout
@@ -96,6 +98,7 @@ class ServerStatistics:
     shard_connections: tuple[int, ...]  # of each of them
     waiting: int  # tensors and requests in the table here
     waiting_bytes: int  # of the tensors
+    late_bytes: int  # of tensors of others that came after their deadline here, and are kept for another recv() of their step
     steps: int  # remembered by the table
     links: Mapping[str, LinkStatistics]  # by device
     slab: SlabStatistics
@@ -150,6 +153,7 @@ class Server:
         self._table = Rendezvous(
             threading.Lock(), config.tensors_max or self.settings.flow_control_max or TENSORS_MAX, config.bytes_max
         )
+        self._late = Late(threading.Lock(), config.bytes_max)
         self._links: dict[int, Link] = {}
         self._methods: dict[str, Callable[..., Any]] = {**(methods or {}), RECEIVE: self._receive, ABORT: self._abort_here}
         self.on_peer_lost: Callable[[Peer], None] = _ignore  # whoever had asked for something is gone
@@ -231,6 +235,7 @@ class Server:
             shard_connections=self._at.shard_connections if self.state is State.STARTED else (),
             waiting=self._table.waiting,
             waiting_bytes=self._table.nbytes,
+            late_bytes=self._late.nbytes,
             steps=self._table.steps,
             links={link.task: link.statistics() for link in list(self._links.values())},
             slab=slab.default_slab().statistics(),
@@ -275,13 +280,14 @@ class Server:
         ready = self._table.put(step, number, key, None if is_dead else self._kept(key, tensor))
         self._verbs.send += 1
         if ready is not None:
-            self._at.driver.reactor.call_soon(partial(self._answer, *ready))
+            self._at.driver.reactor.call_soon(partial(self._answer, ready))
 
     def recv(self, key: str, *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Tensor:
         """The tensor that `source` sends here under `key` in that step; None for a dead one. It is read-only.
 
-        Waits for it, and for `source` to come up, for `timeout_s` seconds at most. Raises DeadlineExceeded, TaskLost,
-        TaskUnreachable, TaskRestarted, StepAborted, Duplicate, ConfigError, AuthenticationFailed."""
+        Waits for it, and for `source` to come up, for `timeout_s` seconds at most. A tensor that was on its way when that was
+        over is received by the next recv() of the same key and step. Raises DeadlineExceeded, TaskLost, TaskUnreachable,
+        TaskRestarted, StepAborted, Duplicate, ConfigError, AuthenticationFailed."""
         tensor: Tensor = self.submit_recv(key, source=source, step=step, timeout_s=timeout_s).result()
         return tensor
 
@@ -352,6 +358,7 @@ class Server:
         text = f"step {step} was cleaned up at {self._task} while this waited"
         self._end_requests(self._table.cleanup(step), text)
         self._collector.end(step, StepAborted(text))
+        self._late.forget(step)
 
     def ask(
         self, task: str, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float,
@@ -380,13 +387,11 @@ class Server:
         request.answer.add_done_callback(lambda _: self._table.give_up(request))
         return request.answer
 
-    def _answer(self, request: Request, tensors: list[Tensor]) -> None:
-        self._verbs.answer += 1
-        if not request.answer.set_result(tensors):
-            logger.warning(
-                "%d tensors of step %d are lost: %s gave them up as they were sent",
-                len(tensors), request.step, device(self._names.tasks[request.destination]),
-            )  # fmt: skip
+    def _answer(self, request: Request) -> None:
+        tensors = self._table.take(request)
+        if tensors is not None:  # else it has ended since, and they are ready for another
+            self._verbs.answer += 1
+            request.answer.set_result(tensors)
 
     def _peer_lost(self, peer: Peer) -> None:
         if self.state is not State.STOPPED:  # else we hung up, on all of them
@@ -398,6 +403,7 @@ class Server:
         self._verbs.abort += 1
         self._end_requests(self._table.abort(step, text), text)
         self._collector.end(step, StepAborted(text))
+        self._late.forget(step)
 
     def _end_requests(self, requests: Sequence[Request], text: str) -> None:
         for request in requests:
@@ -419,19 +425,35 @@ class Server:
         error = self._table.error(message.step)
         if error is not None:  # looked at only now: whoever aborts the step later finds the message under way
             raise error
-        count = len(message.keys)
+        late = self._late.waits_for(message.number, message.step, message.keys)
+        if late is None:
+            return self._ask_for(message.number, message.step, message.keys, message.timeout_s)
+        number, step, keys = message.number, message.step, message.keys
+        what = f"{_named(keys)} of step {step}, which was on its way from {self._link(number).task} before,"
+        driver = self._at.driver
+        return resume(driver, driver.reactor, self._late, late, number, step, keys, what, self._ask_for, message.timeout_s)
+
+    def _ask_for(self, number: int, step: int, keys: Sequence[str], timeout_s: float) -> Errand:
+        count = len(keys)
         self._verbs.request += 1
         self._verbs.receive += count
         if count > 1:
             self._verbs.fused += count
-        link, step, keys = self._link(message.number), message.step, message.keys
+        link = self._link(number)
 
         def arguments(incarnation: int) -> tuple[Any, ...]:
-            self._table.met(step, message.number, incarnation, link.task)
+            self._table.met(step, number, incarnation, link.task)
             return step, keys, self._number, self._at.me.incarnation, incarnation
 
-        what = f"{keys[0]!r} of step {step}" if count == 1 else f"{keys[0]!r} and {count - 1} more of step {step}"
-        return link.submit(RECEIVE, what, arguments, message.timeout_s)
+        what = f"{_named(keys)} of step {step}"
+        return link.submit(RECEIVE, what, arguments, timeout_s, straggle=partial(self._straggle, number, step, keys))
+
+    def _straggle(self, number: int, step: int, keys: Sequence[str]) -> Settle:
+        straggler = self._late.expect(number, step, keys)
+        if self._table.error(step) is not None:  # aborted: nobody will want them
+            self._late.settle(straggler, None)
+            return _ignore
+        return partial(self._late.settle, straggler)
 
     def _link(self, number: int) -> Link:
         link = self._links.get(number)
@@ -469,8 +491,12 @@ class Server:
         return copied
 
 
-def _ignore(peer: Peer) -> None:
+def _ignore(told: object) -> None:
     """While nobody wants to know."""
+
+
+def _named(keys: Sequence[str]) -> str:
+    return repr(keys[0]) if len(keys) == 1 else f"{keys[0]!r} and {len(keys) - 1} more"
 
 
 def _array(key: str, tensor: object) -> NDArray[Any]:

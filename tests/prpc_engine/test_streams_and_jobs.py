@@ -207,6 +207,43 @@ def test_what_a_lost_peer_queued_is_dropped_and_what_runs_goes_on(world: World) 
     assert (world.server.statistics().tasks, world.server.statistics().queued) == (0, 0)
 
 
+def test_an_answer_that_is_there_as_its_caller_gives_the_call_up_leaves(world: World) -> None:
+    call = world.ask("later")
+    world.turn()
+    world.handlers.deferred[0].reply("there")
+    assert call.cancel()
+    world.turn()
+    assert world.client.statistics().replies_dropped == 1
+    assert world.server.statistics().cancelled == 0
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_deferred_answer_may_go_on_when_its_caller_gives_the_call_up(world: World, goes_on: bool) -> None:
+    told: list[BaseException] = []
+
+    def on_cancel(error: BaseException) -> bool:
+        told.append(error)
+        return goes_on
+
+    for timeout_s in (20.0, 0.01):
+        call = world.ask("later", timeout_s=timeout_s)
+        world.turn()
+        answer = world.handlers.deferred.pop()
+        answer.on_cancel = on_cancel
+        if timeout_s > 1.0:
+            assert call.cancel()
+        else:
+            world.wait(Future(), 0.03)
+        world.turn()
+        assert len(told) == 1
+        told.clear()
+        assert answer.done() is not goes_on
+        assert len(world.served.running) == goes_on
+        assert answer.reply("after all") is goes_on
+        world.turn()
+        assert not world.served.running
+
+
 # -- deadlines are inherited ---------------------------------------------------------------------------------------------
 
 

@@ -70,7 +70,7 @@ def test_tensors_and_errors_come_through_a_shard(tasks: tuple[Server, Server]) -
     assert dead is None
     assert worker.statistics().links[PS0].transport == "tcp"
     assert all(peer.connection.transport == "shm" for peer in ps._at.data.peers() if not peer.lost)  # they are the shards
-    with pytest.raises(Duplicate, match="'dead' of step 0 was received before"):
+    with pytest.raises(Duplicate, match="'dead' of step 0 was sent to its receiver before"):
         worker.recv("dead", source=PS0, step=0)
     wait = worker.submit_recv("never", source=PS0, step=0)
     wait_until(lambda: ps.statistics().waiting == 1)

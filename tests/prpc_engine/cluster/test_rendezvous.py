@@ -32,7 +32,10 @@ def test_a_receiver_waits_for_its_tensors() -> None:
     there.put(0, 1, "b", TWO)
     request, tensors, _ = there.ask(0, 1, ["a", "b"], "peer")
     assert tensors is None
-    assert there.put(0, 1, "a", ONE) == (request, [ONE, TWO])
+    assert there.put(0, 1, "a", ONE) == request
+    assert there.waiting == 2
+    assert there.take(request) == [ONE, TWO]
+    assert there.take(request) is None
     assert there.waiting == 0
 
 
@@ -57,7 +60,7 @@ def test_a_key_is_received_once() -> None:
     there = table()
     there.put(0, 1, "a", ONE)
     there.ask(0, 1, ["a"], "peer")
-    with pytest.raises(Duplicate, match=r"'a' of step 0 was received before"):
+    with pytest.raises(Duplicate, match=r"'a' of step 0 was sent to its receiver before"):
         there.ask(0, 1, ["a"], "other")
 
 
@@ -73,7 +76,8 @@ def test_a_request_replaces_one_that_waits_for_the_same_key(state: str) -> None:
     there.give_up(first)  # its end is heard of later: does nothing
     if state == "wanted":
         there.put(0, 1, "a", ONE)
-    assert there.put(0, 1, "b", TWO) == (second, [TWO, ONE])
+    assert there.put(0, 1, "b", TWO) == second
+    assert there.take(second) == [TWO, ONE]
     assert there.waiting == 0
 
 
@@ -85,7 +89,8 @@ def test_a_request_that_is_refused_replaces_none() -> None:
     for keys, error in ((["a", "taken"], Duplicate), (["a", "a"], Duplicate), (["a", "b", "c"], Backpressure)):
         with pytest.raises(error):
             there.ask(0, 1, keys, "peer")
-    assert there.put(0, 1, "a", ONE) == (first, [ONE])
+    assert there.put(0, 1, "a", ONE) == first
+    assert there.take(first) == [ONE]
 
 
 def test_one_key_twice_in_a_request_is_refused() -> None:
@@ -102,6 +107,23 @@ def test_what_a_lost_receiver_was_about_to_get_is_there_for_the_next() -> None:
     there.give_up(request)  # again: does nothing
     assert there.waiting == 1
     assert there.ask(0, 1, ["a"], "again")[1] == [ONE]
+
+
+@pytest.mark.parametrize("ending", ["given up", "replaced", "aborted"])
+def test_what_a_request_waited_for_is_not_lost_when_it_ends_as_the_last_tensor_comes(ending: str) -> None:
+    there = table()
+    there.ask(0, 1, ["a"], "peer")
+    request = there.put(0, 1, "a", ONE)
+    assert request is not None
+    if ending == "given up":
+        there.give_up(request)
+        assert there.ask(0, 1, ["a"], "again")[1] == [ONE]
+    elif ending == "replaced":
+        assert there.ask(0, 1, ["a"], "again")[1:] == ([ONE], {request: None})
+    else:
+        there.abort(0, "over")
+    assert there.take(request) is None
+    assert (there.waiting, there.nbytes) == (0, 0)
 
 
 def test_an_aborted_step_ends_its_requests_drops_its_tensors_and_refuses_others() -> None:
