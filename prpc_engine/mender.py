@@ -485,7 +485,7 @@ class Mender:
         mine = self._directory
         for call in [*self._held, *(call for call in in_flight if getattr(call.asked[1], "owner", None) is mine)]:
             call.withdraw()
-            call.end(self._closed_error())
+            call.end(errors.Closed(f"{self._closed_error()} while {call.asked[0]!r} of {call.asked[1]} was under way"))
 
 
 def _ignore(failure: BaseException | None) -> None:
