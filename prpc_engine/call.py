@@ -8,7 +8,7 @@
 
 Deadlines are kept without an ordered structure: `soonest` is a lower bound of all of them. It falls when an earlier one
 comes in and is made exact when it passes, so a steady stream of calls with equal timeouts costs one look at the table
-per timeout, and nothing per call.
+per timeout, and nothing per call. Those that a look finds are ended some at a time: many may have one deadline.
 
 Entered, a call is being sent until its `sent` says when it was: its thread may stand still in between for as long as the system
 likes.
@@ -17,6 +17,7 @@ likes.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -113,6 +114,7 @@ class CallTable:
         self.send_cancel: Callable[[int], None] = _tell_nobody
         self.life = life
         self._base = base
+        self._late: deque[Call] = deque()  # found, and not ended yet
         self._ids = itertools.count(base + 1)
         self.next_id = self._ids.__next__
 
@@ -121,22 +123,33 @@ class CallTable:
         """How many calls there have been."""
         return int(repr(self._ids)[len("count(") : -1]) - 1 - self._base  # the count's next number, without taking it
 
-    def expire(self, now: float, error_for: Callable[[Call], RpcError]) -> int:
-        """End all whose deadline has passed; how many. `soonest` is exact after it, but for calls made meanwhile: those arm
-        a look of their own."""
-        late = []
+    def find_late(self, now: float) -> bool:
+        """Find all whose deadline has passed, for end_late(); whether there are any. `soonest` is exact after it, but for calls
+        made meanwhile: those arm a look of their own."""
         soonest = self.soonest = NEVER  # before the look: a deadline set after it is compared with this, one set before is seen
         for call in list(self.in_flight.values()):
             if call.deadline <= now:
-                late.append(call)
+                self._late.append(call)
             elif call.deadline < soonest:
                 soonest = call.deadline
         self.soonest = min(soonest, self.soonest)
-        for call in late:
-            self.in_flight.pop(call.call_id, None)
-            call.deadline = PASSED
-            call.set_error(error_for(call))
-        return len(late)
+        return bool(self._late)
+
+    def end_late(self, error_for: Callable[[Call], RpcError], most: int | None = None) -> int:
+        """End those that were found, `most` of them at a time; how many. `has_late` says whether there are more."""
+        count = 0
+        while self._late and count != most:
+            call = self._late.popleft()
+            if self.in_flight.pop(call.call_id, None) is not None:  # else it was answered, or given up, meanwhile
+                count += 1
+                call.deadline = PASSED
+                call.set_error(error_for(call))
+        return count
+
+    @property
+    def has_late(self) -> bool:
+        """Whether some that find_late() found are to be ended still."""
+        return bool(self._late)
 
     def fail_all(self, error_for: Callable[[Call], RpcError], later: Later | None = None, looks: int = SENDING_LOOKS_MAX) -> int:
         """End all: the connection is gone; how many. later(seconds, callback) is for those that are being sent now: if they were

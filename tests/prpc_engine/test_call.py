@@ -28,6 +28,12 @@ def lost(call: Call) -> RpcError:
     return MaybeExecuted(f"{call.call_id} is lost")
 
 
+def expire(table: CallTable, now: float) -> int:
+    """Deadlines pass; how many calls end by that."""
+    table.find_late(now)
+    return table.end_late(late)
+
+
 def reply(table: CallTable, call: Call) -> bool:
     """The reply arrives; whether somebody waited for it."""
     found = table.in_flight.pop(call.call_id, None)
@@ -39,7 +45,7 @@ def reply(table: CallTable, call: Call) -> bool:
 
 EVENTS: dict[str, tuple[Callable[[CallTable, Call], object], type[RpcError] | None]] = {
     "reply": (lambda table, call: reply(table, call), None),
-    "deadline": (lambda table, call: table.expire(call.deadline, late), DeadlineExceeded),
+    "deadline": (lambda table, call: expire(table, call.deadline), DeadlineExceeded),
     "connection ends": (lambda table, call: table.fail_all(lost), MaybeExecuted),
     "cancel": (lambda table, call: call.cancel(), Cancelled),
 }
@@ -72,12 +78,12 @@ def test_only_those_whose_deadline_has_passed_expire() -> None:
     table = CallTable()
     calls = [enter(table, deadline) for deadline in (3.0, 1.0, 2.0, NEVER)]
     assert table.soonest == 1.0
-    assert table.expire(0.9, late) == 0
-    assert table.expire(2.0, late) == 2
+    assert expire(table, 0.9) == 0
+    assert expire(table, 2.0) == 2
     assert [call.done() for call in calls] == [False, True, True, False]
     assert str(calls[1].error()) == "2 is late"
     assert table.soonest == 3.0
-    assert table.expire(1e9, late) == 1
+    assert expire(table, 1e9) == 1
     assert table.soonest == NEVER
     assert list(table.in_flight.values()) == [calls[3]]
 
@@ -87,10 +93,10 @@ def test_soonest_is_a_lower_bound_until_it_passes_and_exact_after() -> None:
     first, second = enter(table, 1.0), enter(table, 7.0)
     reply(table, first)
     assert table.soonest == 1.0, "nobody looks for the next one while replies come in"
-    assert table.expire(1.0, late) == 0
+    assert expire(table, 1.0) == 0
     assert table.soonest == 7.0
     reply(table, second)
-    table.expire(7.0, late)
+    expire(table, 7.0)
     assert table.soonest == NEVER
 
 
@@ -104,11 +110,27 @@ def test_soonest_is_never_later_than_any_deadline(seed: int) -> None:
             reply(table, chance.choice(list(table.in_flight.values())))
         if now >= table.soonest:
             due = [call for call in table.in_flight.values() if call.deadline <= now]
-            assert table.expire(now, late) == len(due)
+            assert expire(table, now) == len(due)
             assert all(call.done() for call in due)
             assert table.soonest == min((call.deadline for call in table.in_flight.values()), default=NEVER)
         assert all(table.soonest <= call.deadline for call in table.in_flight.values())
         assert all(call.deadline > now or now < table.soonest for call in table.in_flight.values())
+
+
+def test_late_calls_are_ended_some_at_a_time_and_those_answered_meanwhile_are_not() -> None:
+    table = CallTable()
+    calls = [enter(table, 1.0) for _ in range(10)]
+    last = enter(table, 2.0)
+    assert table.find_late(1.0)
+    assert table.end_late(late, 4) == 4
+    assert [call.done() for call in calls] == [True] * 4 + [False] * 6
+    assert table.has_late and table.soonest == 2.0
+    assert reply(table, calls[4])
+    assert calls[5].cancel()
+    assert table.end_late(late, 4) == 4
+    assert not table.has_late
+    assert not last.done()
+    assert expire(table, 2.0) == 1
 
 
 def test_the_end_of_the_connection_ends_all() -> None:
@@ -141,7 +163,7 @@ def test_a_callback_of_one_call_may_make_another() -> None:
     made: list[Call] = []
     first = enter(table, 1.0)
     first.add_done_callback(lambda _: made.append(enter(table, 9.0)))
-    table.expire(1.0, late)
+    expire(table, 1.0)
     assert not made[0].done()
     assert table.soonest <= 9.0
-    assert table.expire(9.0, late) == 1
+    assert expire(table, 9.0) == 1

@@ -17,9 +17,11 @@ from prpc_engine.deferred import Deferred
 from prpc_engine.halves import WINDOW_ITEMS
 from prpc_engine.message import method_key
 from prpc_engine.method import idempotent
+from prpc_engine.peer import EXPIRED_MAX
 from prpc_engine.server import Bounds, Server
 from prpc_engine.stream import Stream, incoming
 from shard import BackpressureError, Future
+from tests.helpers import ManualClock
 from tests.prpc_engine.peers import TARGET, Pair, Route
 
 
@@ -242,6 +244,31 @@ def test_a_deferred_answer_may_go_on_when_its_caller_gives_the_call_up(world: Wo
         assert answer.reply("after all") is goes_on
         world.turn()
         assert not world.served.running
+
+
+def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr("prpc_engine.peer.monotonic", clock)
+    handlers = Handlers()
+    pair = Pair(Server("test", 0, TARGET, handlers), clock=clock)
+    calls = [pair.ask("later", timeout_s=5.0) for _ in range(20 * EXPIRED_MAX)]
+    pair.turn()
+    looks, find_late = [], pair.client.calls.find_late
+    monkeypatch.setattr(pair.client.calls, "find_late", lambda now: looks.append(now) or find_late(now))
+    clock.advance(5.0)
+    other, turns = pair.ask("remaining"), [0]
+    while turns[-1] < len(calls):
+        pair.reactor.poll(clock())
+        turns.append(sum(call.done() for call in calls))
+        assert turns[-1] - turns[-2] <= EXPIRED_MAX
+        assert len(turns) < 100
+    assert other.done()
+    assert len(looks) == 1
+    assert all(isinstance(call.error(), errors.DeadlineExceeded) for call in calls)
+    clock.advance(0.1)  # the server's deadline is some ms later
+    pair.turn()
+    assert pair.server.statistics().tasks == 0
+    pair.close()
 
 
 # -- deadlines are inherited ---------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_a_deadline_before_the_tensor_is_sent_leaves_it_at_its_source(tasks: tup
         received = worker.recv(f"key {number}", source=PS0, step=0, timeout_s=PATIENCE_S)
         assert received is not None
         assert received.tolist() == [number] * 3
-    assert not worker._late._stragglers
+    wait_until(lambda: not worker._late.steps, "the answers to those that were given up")
 
 
 def test_deadlines_at_any_moment_of_large_transfers_lose_nothing(tasks: tuple[Server, Server]) -> None:
@@ -212,3 +212,18 @@ def test_what_settles_without_tensors_leaves_nothing() -> None:
     there.settle(straggler, None)
     assert straggler.done()
     assert there.waits_for(1, 0, ["a"]) is None
+    assert there.steps == 0
+
+
+def test_the_end_of_a_step_settles_what_is_waited_for_and_drops_what_is_kept() -> None:
+    there = keeper()
+    straggler, other = there.expect(1, 0, ["a", "b"]), there.expect(1, 1, ["a"])
+    there.keep(2, 0, {"c": ONE})
+    there.forget(0)
+    assert straggler.done() and not other.done()
+    assert (there.nbytes, there.steps) == (0, 1)
+    there.settle(straggler, [ONE, TWO])
+    assert there.take(1, 0, ["a", "b"]) == {}
+    there.settle(other, [ONE])
+    assert there.take(1, 1, ["a"]) == {"a": ONE}
+    assert there.steps == 0
