@@ -27,10 +27,10 @@ from prpc_engine.kv.cache import RowCache
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.epochs import Outdated, RowsLost, asked_as, is_remote, read_outdated
 from prpc_engine.kv.lane import Request
-from prpc_engine.kv.layout import Dense, Sparse, layout_of
+from prpc_engine.kv.layout import Dense, Sparse, layout_of, sliced
 from prpc_engine.kv.schema import Schemas
 from prpc_engine.kv.session import EpochChanged, Session
-from prpc_engine.kv.table_spec import TableSpec
+from prpc_engine.kv.table_spec import DenseSpec, TableSpec
 
 PARTITIONED = ("partition", "partitions", "begin", "end")  # of a spec: what differs between partitions
 HEAL_PAUSE_S = 0.05  # while another worker's restore has changed servers, and not told the master yet
@@ -79,6 +79,20 @@ class Catalog:
                 ", ".join(map(str, lost)),
             )
         self._take(table, specs, beginning.epoch if beginning is not None else 0, cache)
+
+    def create_dense(self, whole: DenseSpec, is_cut: bool, timeout_s: float) -> None:
+        """create(): cut over the partitions or not, except where the table is there, of this spec, and lies otherwise: as after a
+        restore of what another number of partitions saved."""
+        wanted, other = (sliced(whole, self._partitions, cut) for cut in (is_cut, not is_cut))
+        self.create(other if self._is_there(whole.table, other, timeout_s) else wanted, timeout_s)
+
+    def _is_there(self, table: str, specs: Specs, timeout_s: float) -> bool:
+        if self._schemas is not None:
+            return self._schemas.find(table, timeout_s) == specs
+        if self._beginnings is not None:
+            found = self._beginnings.read(table, timeout_s)
+            return found is not None and found[0].lives.keys() == specs.keys() and found[0].spec == _whole(specs)
+        return self._specs.get(table) == specs
 
     def _made(self, specs: Specs, beginning: Beginning | None, timeout_s: float) -> list[bool | None]:
         extra = [(beginning.epoch, beginning.lives.get(index, 0)) if beginning is not None else () for index in specs]

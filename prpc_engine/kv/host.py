@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.checkpoint.manifest import Busy
 from prpc_engine.kv.hosted import Hosted, Moved, Send
 from prpc_engine.kv.placement import Placed, Placement
 from prpc_engine.kv.server import TableShard
@@ -141,7 +141,7 @@ class TableHost:
     def _checkpoint(self, method: str, partition: int, epoch: int, *arguments: Any) -> Any:
         hosted = self._served(partition, epoch)
         if method == "checkpoint_enter" and any(stream.outgoing is not None for stream in hosted.streams.values()):
-            raise CheckpointError(f"partition {partition} is being copied to another server: save again in a while")
+            raise Busy(f"partition {partition} is being copied to another server")
         if method == "checkpoint_swap" and hosted.is_handing_over:  # its heir has what was there before
             raise Moved(f"partition {partition} is being handed over: restore again in a while")
         answer = getattr(hosted.shard, method)(*arguments)

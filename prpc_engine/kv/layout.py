@@ -82,6 +82,8 @@ def restored(saved: Sequence[TableSpec], partitions: int, known: Dense | Sparse 
     first = saved[0]
     if not isinstance(first, DenseSpec):
         return spread(first, partitions)
+    if known is None and first.partitions == partitions:
+        return {spec.partition: spec for spec in saved}
     if known is not None:
         is_cut = layout_of(sliced(first, partitions, True)) == known
     elif first.partitions > 1 and first.rows > 1:

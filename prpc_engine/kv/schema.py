@@ -72,6 +72,14 @@ class Schemas:
             except VersionMismatch:
                 continue
 
+    def find(self, table: str, timeout_s: float) -> Mapping[int, TableSpec] | None:
+        """What is noted of that table; None: nothing."""
+        try:
+            text = self._tree.tree_node_get(self._node(table), timeout_s=timeout_s).value
+        except NoSuchNode:
+            return None
+        return msgspec.json.decode(text, type=Schema).specs()
+
     def of(self, partition: int) -> Sequence[TableSpec]:
         """What that partition has of all tables."""
         found = []

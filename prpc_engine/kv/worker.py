@@ -45,7 +45,7 @@ from prpc_engine.kv.imbalance import Balance, WorkerLooks, balance_of, share_of
 from prpc_engine.kv.initializer import Constant, Initializer
 from prpc_engine.kv.kept import kept
 from prpc_engine.kv.lane import Address, Lane, Request
-from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, restored, rows_of, sliced, spread
+from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, restored, rows_of, spread
 from prpc_engine.kv.mending import Mending
 from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.schema import Schemas
@@ -182,13 +182,13 @@ class TableWorker:
         dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. compression: how gradients travel
         (kv.Cast, kv.Int8, kv.TopK), else as they are; what a push loses by it this worker adds to the next. consistency: how
         far workers may run apart (kv.Sync, kv.Ssp), else as they like. nonfinite: as of create_sparse().
-        Its rows (axis 0) are spread evenly over the servers; a tensor below `split_bytes_min` bytes lives whole on one.
+        Its rows (axis 0) are spread evenly over the servers; a new tensor below `split_bytes_min` bytes lives whole on one.
         """
         start = initializer or Constant()
         policies: Any = (compression, consistency, nonfinite)
         whole = DenseSpec(table, 0, len(self._lanes), optimizer, start, shape, 0, 0, dtype, *policies)  # type: ignore[arg-type]
         is_cut = 4 * math.prod(whole.shape) >= split_bytes_min
-        self._catalog.create(sliced(whole, len(self._lanes), is_cut), self._timeout(timeout_s))
+        self._catalog.create_dense(whole, is_cut, self._timeout(timeout_s))
 
     def reset(self, *tables: str, timeout_s: float | None = None) -> None:
         """Begin these tables anew, empty, or all that this worker knows: how to go on after RowsLost without a checkpoint.

@@ -62,6 +62,10 @@ class CheckpointError(RpcError):
     """A checkpoint cannot be written, is damaged, or does not fit what is there; the text says which, and what to do."""
 
 
+class Busy(CheckpointError):
+    """Tables cannot be saved, or restored, this moment, as something else is being done with them: it is tried again."""
+
+
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor of a file: axis 0 counts the table's rows."""
 

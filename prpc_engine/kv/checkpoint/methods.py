@@ -2,7 +2,7 @@
 
     save   worker asks all                    this server
            checkpoint_newest, of one server   what the folder's next checkpoint may lie over (chain.py), when not all are full
-           checkpoint_enter                   pushes wait from now on, pulls go on
+           checkpoint_enter                   pushes wait from now on, pulls go on; first of one server, where savers queue
            checkpoint_save, once all entered  its tables are cut; pushes that waited run, training goes on; the cut is written
            checkpoint_commit, of one server   once all have written: the checkpoint counts
            checkpoint_committed               changes are counted from this one on, when not all are full
@@ -28,6 +28,7 @@ Folders and ids come from whoever may call: a folder is checked against checkpoi
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,16 @@ from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.files import Files, checked_folder
 from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
 from prpc_engine.kv.checkpoint.load import load_extras, load_tables, newest, newest_whole
-from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, UNFINISHED_NAME, Base, CheckpointError, Part, check_keep, check_step
+from prpc_engine.kv.checkpoint.manifest import (
+    FINAL_NAME,
+    UNFINISHED_NAME,
+    Base,
+    Busy,
+    CheckpointError,
+    Part,
+    check_keep,
+    check_step,
+)
 from prpc_engine.kv.checkpoint.read import Link
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
 from prpc_engine.kv.epochs import asked_as
@@ -77,7 +87,8 @@ class CheckpointMethods:
         self._asked_sparse, self._asked_dense = self._sparse, self._dense  # by what requests call them (epochs.py)
         self._save_id = ""  # of the save that holds pushes or writes
         self._waiting: Waiting | None = None  # pushes, while they are held
-        self._committing = ""  # the id of the save that this server commits
+        self._committing = set[str]()  # the ids of the saves that this server commits
+        self._commits = threading.Lock()  # one after the other: each takes the number after the newest
         self._cut_at: tuple[str, Path, Epochs] | None = None  # of the save that is not committed yet: its id, its folder
         self._known: tuple[Path, Base, Epochs] | None = None  # the checkpoint since which changes are known
         self._loaded: _Loaded | None = None
@@ -106,7 +117,7 @@ class CheckpointMethods:
     def checkpoint_enter(self, save_id: str, folder: str, tables: Sequence[str] = ()) -> dict[str, Any] | None:
         """Hold pushes, for HOLD_S_MAX at most: the checkpoint in `folder` since which changes are known, a Base.
 
-        tables: what requests call those that must be here (epochs.py). CheckpointError: another save is under way. RowsLost: one
+        tables: what requests call those that must be here (epochs.py). Busy: another save is under way. RowsLost: one
         of the tables is not here, and a checkpoint would lack its rows.
         """
         path = checked_folder(folder, self._checkpoint_root)
@@ -114,7 +125,7 @@ class CheckpointMethods:
             if asked not in self._asked_sparse and asked not in self._asked_dense:
                 raise self._absent("such", asked)
         if self._save_id:
-            raise CheckpointError("another save of these tables is under way: wait for it, or give a larger timeout_s")
+            raise Busy("another save of these tables is under way")
         _unfinished_name(save_id)
         self._save_id = save_id
         waiting = self._waiting = deque()
@@ -179,15 +190,19 @@ class CheckpointMethods:
         try:
             found = [msgspec.convert(part, Part, strict=False) for part in parts]
             over = None if base is None else msgspec.convert(base, Base)
-            self._committing = save_id
-            saved = await in_background(commit, self._files, path, unfinished, check_step(step), found, check_keep(keep), over)
-            return _plain(saved)
+            settings = check_step(step), found, check_keep(keep), over
+            self._committing.add(save_id)
+            return _plain(await in_background(self._commit, path, unfinished, *settings))
         except msgspec.ValidationError as error:
             raise ConfigError(f"the parts of a checkpoint are none: {error}") from error
         except OSError as error:
             raise _unwritable(folder, error) from error
         finally:
-            self._committing = ""
+            self._committing.discard(save_id)
+
+    def _commit(self, *settings: Any) -> Base:
+        with self._commits:
+            return commit(self._files, *settings)
 
     def checkpoint_committed(self, save_id: str, saved: Mapping[str, Any]) -> None:
         """The checkpoint that this server has cut last is on the disk as `saved`: the next one may lie over it."""
@@ -201,7 +216,7 @@ class CheckpointMethods:
     async def checkpoint_abort(self, save_id: str, folder: str) -> None:
         """Remove what a failed save has written."""
         unfinished = checked_folder(folder, self._checkpoint_root) / _unfinished_name(save_id)
-        if self._committing == save_id:
+        if save_id in self._committing:
             raise CheckpointError(f"{unfinished} is being committed: look in the folder what has become of it")
         await in_background(discard, self._files, unfinished)
 
@@ -243,7 +258,7 @@ class CheckpointMethods:
         if self._loaded is None or self._loaded[0] != load_id:
             raise CheckpointError("nothing is loaded, or another restore came between: restore again")
         if self._waiting is not None:
-            raise CheckpointError("a save is about to cut these tables: restore again after it")
+            raise Busy("a save is about to cut these tables")
         _, specs, tables, extras = self._loaded
         self._check_specs(specs)  # again: some may have been created meanwhile
         self._loaded = self._known = self._cut_at = None

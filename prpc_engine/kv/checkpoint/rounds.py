@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,13 @@ import msgspec
 from prpc_engine.errors import ConfigError, RemoteError, RpcError
 from prpc_engine.kv.checkpoint.chain import base_for, check_full_every
 from prpc_engine.kv.checkpoint.files import checked_folder
-from prpc_engine.kv.checkpoint.manifest import Base, CheckpointError, check_keep, check_step
+from prpc_engine.kv.checkpoint.manifest import Base, Busy, CheckpointError, check_keep, check_step
 from prpc_engine.kv.epochs import RowsLost
 from prpc_engine.kv.future import PartFuture
 from prpc_engine.kv.table_spec import TableSpec, from_dict
 
 MOVED, MOVED_PAUSE_S = "Moved", 0.05  # what an elastic server raises (hosted.py); a hand-over takes some tens of milliseconds
+BUSY_PAUSE_S_MAX = 0.5  # a copy or a save takes seconds to minutes, and each attempt holds pushes for a round
 UNDO_TIMEOUT_S = 10.0  # for what is asked after a failure, perhaps of a server that has just died
 Folder = str | os.PathLike[str]
 Layout = Callable[[dict[str, list[TableSpec]]], Mapping[int, Mapping[str, TableSpec]]]
@@ -65,17 +67,15 @@ class Rounds:
         save_id = secrets.token_hex(8)
         is_chained = full_every > 1
         newest = _base(self._ask_first("checkpoint_newest", folder)) if is_chained else None
+        ends = self._enter(save_id, folder)
         try:
-            enter = [(save_id, folder, self._asked_of(server_id)) for server_id in self._server_ids]
-            ends = [_base(end) for end in self._ask_each("checkpoint_enter", enter)]
             over = base_for(ends, newest, full_every)
             base = msgspec.to_builtins(over) if over is not None else None
             arguments = [(save_id, folder, step, part, base, is_chained) for part in range(len(self._server_ids))]
             parts = self._ask_each("checkpoint_save", arguments)
             saved = self._ask_first("checkpoint_commit", save_id, folder, step, parts, keep, base)
         except (RpcError, TimeoutError):
-            for server_id in self._server_ids:
-                self._undo("checkpoint_release", server_id, save_id)
+            self._release(save_id)
             any(self._undo("checkpoint_abort", server_id, save_id, folder) for server_id in self._server_ids)
             raise
         if is_chained:
@@ -90,6 +90,22 @@ class Rounds:
                 "the checkpoint %s is good, but who waits for it is told after the next: %s", saved["name"], str(error)
             )
 
+    def _enter(self, save_id: str, folder: str) -> list[Base | None]:
+        """Hold pushes everywhere: the checkpoint since which each server knows what changed. The first server is asked first, by
+        all who save: so of two one goes on, and the other waits without holding anything."""
+        enter = [(save_id, folder, self._asked_of(server_id)) for server_id in self._server_ids]
+        ends = self._ask("checkpoint_enter", self._server_ids[:1], enter[:1])
+        try:
+            ends += self._ask("checkpoint_enter", self._server_ids[1:], enter[1:])
+        except (RpcError, TimeoutError):
+            self._release(save_id)
+            raise
+        return [_base(end) for end in ends]
+
+    def _release(self, save_id: str) -> None:
+        for server_id in self._server_ids:
+            self._undo("checkpoint_release", server_id, save_id)
+
     def restore(self, folder: Folder, layout: Layout, next_epochs: Callable[[int], Epochs] = lambda step: {}) -> int:
         """See TableWorker.restore(). `layout` says what each server is to have of the tables saved, next_epochs which epochs they
         begin with that step."""
@@ -101,6 +117,8 @@ class Rounds:
         while True:
             try:
                 return self._load(folder, layout, next_epochs, *found)
+            except Busy:
+                raise
             except CheckpointError:
                 refused, found = found[0], self._ask_first("checkpoint_find", folder)
                 if found[0] == refused:
@@ -123,15 +141,22 @@ class Rounds:
         return int(step)
 
     def _while_partitions_move(self, attempt: Callable[[], Value]) -> Value:
-        """attempt(), and again as long as a partition is not where it was asked for: servers come, go and hand over."""
+        """attempt(), and again as long as a partition is not where it was asked for, as servers come, go and hand over; or is
+        being copied, or saved by another worker."""
+        pause_s = MOVED_PAUSE_S
         while True:
             self._locate()
             try:
                 return attempt()
+            except Busy as error:
+                pause_s = min(BUSY_PAUSE_S_MAX, 2 * pause_s)
+                if time.monotonic() + pause_s >= self._until:
+                    raise CheckpointError(f"{error}, and was until the deadline: allow a larger timeout_s") from error
             except RemoteError as error:
-                if error.type_name.rpartition(".")[2] != MOVED or time.monotonic() + MOVED_PAUSE_S >= self._until:
+                pause_s = MOVED_PAUSE_S
+                if error.type_name.rpartition(".")[2] != MOVED or time.monotonic() + pause_s >= self._until:
                     raise
-            time.sleep(MOVED_PAUSE_S)
+            time.sleep(random.uniform(0.5, 1.0) * pause_s)
 
     def _ask_first(self, method: str, *args: Any) -> Any:
         return self._ask(method, self._server_ids[:1], [args])[0]
@@ -188,7 +213,7 @@ def _base(plain: Any) -> Base | None:
 def _named(error: Exception) -> Exception:
     """What a server raised on purpose, as what it was there."""
     if isinstance(error, RemoteError):
-        for kind in (CheckpointError, ConfigError, RowsLost):
+        for kind in (Busy, CheckpointError, ConfigError, RowsLost):
             if error.type_name.rpartition(".")[2] == kind.__name__:
                 return kind(error.remote_message)
     return error
