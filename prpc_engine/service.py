@@ -40,6 +40,7 @@ from prpc_engine.config import (
     transports_from,
 )
 from prpc_engine.dealer import Dealer
+from prpc_engine.dropped import close_dropped
 from prpc_engine.hedge import HedgePolicy
 from prpc_engine.hedging import HedgingClient
 from prpc_engine.job import pass_on_interrupt
@@ -186,6 +187,7 @@ class RpcService:
             if self.shards:
                 self._start_shards(self.shards, polling, chosen, host, stall_budget_s, policy)
         except BaseException:
+            self._closed = True
             self._shut()
             raise
 
@@ -208,7 +210,7 @@ class RpcService:
         with self._making:  # two would both take what the session tells their watches, and one get it
             if self._master_client is None:
                 self._check_open()  # or nobody would end it
-                self._master_client = MasterClient(backend=SessionBackend(self._session))
+                self._master_client = MasterClient(backend=SessionBackend(self._session, self))
             return self._master_client
 
     def _start_shards(
@@ -279,7 +281,9 @@ class RpcService:
 
         Raises ConfigError, NodeExists for a server id that is taken, and Rejected for what else the master refuses.
         """
-        return self._servers.create(name, served, server_id, sharded, bounds)
+        server = self._servers.create(name, served, server_id, sharded, bounds)
+        server.service = self
+        return server
 
     def create_dealer(self, name: str, timeout_s: float = 10.0) -> Dealer:
         """A peer among those of `name`: it receives their requests, and sends to them by `dest_rank`."""
@@ -350,7 +354,8 @@ class RpcService:
 
     def _watch_servers(self) -> None:
         with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
-            self.master_client.tree_watch(SERVERS_PATH, self._servers_changed)
+            changed = weakref.WeakMethod(self._servers_changed)  # the watch's thread must not keep a service that is dropped
+            self.master_client.tree_watch(SERVERS_PATH, lambda event: (method := changed()) and method(event))
         self._tell_clients(None)  # of what happened before the watch began
 
     def _look_again(self, name: str) -> list[ServerEntry]:
@@ -453,6 +458,10 @@ class RpcService:
         self._closed = self._servers.closed = True
         if not next(self._closings) and self._pid == os.getpid():
             self._shut()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            close_dropped(self, f"RpcService of rank {self.rank}", self.close, self._pid)
 
     def __enter__(self) -> RpcService:
         return self

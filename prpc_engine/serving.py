@@ -46,6 +46,7 @@ class RpcServer:
         self.server_ids = server_ids  # one, or one for each shard
         self._target = target
         self._sharded = sharded
+        self.service: object = None  # whose server it is: not dropped while somebody holds this
         self._closed = False
 
     @property

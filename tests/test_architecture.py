@@ -188,7 +188,7 @@ LAYERS = {
         ("shard",),
     ),
     "prpc_engine": (
-        ("prpc_engine.errors", "prpc_engine.master", "prpc_engine.release", "prpc_engine.bundled"),
+        ("prpc_engine.dropped", "prpc_engine.errors", "prpc_engine.master", "prpc_engine.release", "prpc_engine.bundled"),
         (
             "prpc_engine.archive.",
             "prpc_engine.message",

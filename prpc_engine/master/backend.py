@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from prpc_engine import errors
 from prpc_engine.config import check_timeout, limits_from, secret_from
+from prpc_engine.dropped import close_dropped
 from prpc_engine.master.master import close_in_reactor, master_error
 from prpc_engine.master.namespace import check_root
 from prpc_engine.master.protocol import host_and_port
@@ -42,10 +43,11 @@ class Backend(Protocol):
 
 
 class SessionBackend:
-    """A backend on a session that somebody else owns, such as an RpcService's."""
+    """A backend on a session that somebody else owns, such as an RpcService's: `owner`, who is not dropped while this is held."""
 
-    def __init__(self, session: MasterSession) -> None:
+    def __init__(self, session: MasterSession, owner: object = None) -> None:
         self._session = session
+        self._owner = owner
         self._watches = Watches(session)
 
     @property
@@ -114,6 +116,10 @@ class TcpBackend(SessionBackend):
         except BaseException:
             self.close()
             raise
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            close_dropped(self, f"MasterClient of {self.address}", self.close, self._node.pid)
 
     def close(self) -> None:
         """See Backend."""

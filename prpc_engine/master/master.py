@@ -18,6 +18,7 @@ from types import TracebackType
 
 from prpc_engine import errors
 from prpc_engine.config import TlsSettings, allow_from, check_seconds, check_stall_budget, limits_from, secret_from
+from prpc_engine.dropped import close_dropped
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.methods import MasterMethods, MasterStatistics
 from prpc_engine.master.protocol import MASTER_TARGET, host_and_port
@@ -132,6 +133,10 @@ class Master:
     def stop_serving(self) -> None:
         """Let serve_forever() return. From any thread or signal handler."""
         self._driver.stop_running()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            close_dropped(self, f"Master at {self.address}", self.close, self._node.pid)
 
     def close(self) -> None:
         """Hang up on all nodes. A second close does nothing."""
