@@ -31,7 +31,8 @@ from prpc_engine.server import Server
 from shard import DEFAULT_LIMITS, Connection, Future, Reactor, Slab
 from shard import Node as Identity
 from shard.segment import Segment
-from shard.transport.shm_connection import connection_over, make_rings
+from shard.transport.rings import make_rings
+from shard.transport.shm_connection import connection_over
 from shard.transport.tcp_connection import TcpConnection
 
 from .harness import Candidate, Place, Result, compare

@@ -14,7 +14,8 @@ from typing import Any
 from shard.limits import Limits
 from shard.segment import Segment
 from shard.slab import Slab
-from shard.transport.shm_connection import ShmConnection, connection_over, make_rings
+from shard.transport.rings import make_rings
+from shard.transport.shm_connection import ShmConnection, connection_over
 
 LANE_LIMITS = Limits(ring_bytes=256 << 10)  # the usual ones, with smaller rings: there are N x N of them
 

@@ -174,7 +174,7 @@ LAYERS = {
         ("shard.transport.mapped", "shard.transport.spill", "shard.transport.unread"),
         ("shard.transport", "shard.transport.shared_port", "shard.driver", "shard.trimming"),
         ("shard.transport.blocking", "shard.transport.waiting"),
-        ("shard.transport.no_ring",),
+        ("shard.transport.no_ring", "shard.transport.rings"),
         ("shard.transport.meeting", "shard.transport.shm_connection", "shard.transport.socket_lane"),
         ("shard.transport.laned_connection",),
         ("shard.transport.tcp_connection", "shard.transport.laned"),

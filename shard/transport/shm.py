@@ -17,7 +17,8 @@ from shard.segment import Segment
 from shard.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport, local
 from shard.transport.meeting import Door, Greeting, identity_of, left_s, meet
-from shard.transport.shm_connection import ShmConnection, connection_over, make_rings, rings_bytes
+from shard.transport.rings import make_rings, rings_bytes
+from shard.transport.shm_connection import ShmConnection, connection_over
 
 KIND = 2  # in the handshake
 

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard.arena import Holder
-from shard.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, ShardError, ShmFull
+from shard.errors import BackpressureError, LocalProtocolError, PeerLostError, RemoteProtocolError, ShardError, ShmFull
 from shard.frame import check_blocks
 from shard.idle import PARK_S_MAX
 from shard.leases import Borrowings, Lendings, Line
@@ -47,8 +47,6 @@ from shard.ring import (
     TAIL_WORD,
     RingConsumer,
     RingProducer,
-    capacity_for,
-    format_ring,
 )
 from shard.segment import Segment
 from shard.slab import Slab
@@ -124,7 +122,7 @@ class ShmConnection(Connection[Record]):
         self._borrowings = Borrowings(line, peer, slab.clock)
         self._returned, self._held_since = self._borrowings.returned, self._borrowings.held_since
         self._holder = Holder(limits.slab_share_max)
-        self._unread = Unread(peer, self._outgoing_words)
+        self._unread = Unread(self._outgoing_words)
         self._spill_writer: SpillWriter | None = None
         self._spill_reader: SpillReader | None = None
         self._arrays_spilled = 0
@@ -167,7 +165,7 @@ class ShmConnection(Connection[Record]):
         parts: list[Buffer] = [_pack_prefix(count, body_bytes)]  # and the descriptors, then the body
         leases: list[int] = []
         copies: list[int] = []
-        spilled = Spilled()
+        spilled: list[NDArray[Any]] = []
         inline: list[Buffer] = []
         position = PREFIX_BYTES + DESCRIPTOR_BYTES * (count + (not inline_body))
         if inline_body:
@@ -202,16 +200,15 @@ class ShmConnection(Connection[Record]):
         if not copies:
             return Record(payload, MESSAGE, tuple(leases), beginning), len(payload)
         copied = sum(copies)
-        self._unread.add(copied)
-        size = len(payload) + spilled.bytes_spilled
-        return Record(payload, MESSAGE, tuple(leases), beginning, copied, spilled if spilled.parts else None), size
+        ready = Record(payload, MESSAGE, tuple(leases), beginning, copied, Spilled(spilled) if spilled else None)
+        return ready, len(payload) + copied
 
     def _refuse(self, blocks: Sequence[NDArray[Any]]) -> NoReturn:
         """Raise what check_blocks() says, else that even the descriptors find no room."""
         check_blocks([block.nbytes for block in blocks], self.limits, LocalProtocolError)
         raise LocalProtocolError(f"{len(blocks)} arrays need more descriptors than a ring of this size takes in one message")
 
-    def _lend(self, block: NDArray[Any], nbytes: int, leases: list[int], copies: list[int], spilled: Spilled) -> bytes:
+    def _lend(self, block: NDArray[Any], nbytes: int, leases: list[int], copies: list[int], spilled: list[NDArray[Any]]) -> bytes:
         """A lease on the array's block in the slab, or on a copy of it, or without room there the copy alone; its descriptor."""
         slab = self._slab
         found = slab.block_of(block)
@@ -219,15 +216,16 @@ class ShmConnection(Connection[Record]):
             place, offset = found
             lease = self._lendings.lend(place, nbytes)
         else:
-            if not copies:
-                limits = self.limits
-                self._unread.check(nbytes, min(limits.outbox_bytes_max, limits.slab_share_max * slab.budget_bytes))
+            if not copies and self._unread.nbytes + nbytes > self.limits.outbox_bytes_max:
+                self._hold_back(nbytes, self.limits.outbox_bytes_max)
             copies.append(nbytes)
             try:
                 place = slab.allocate(nbytes, self._holder)
             except ShmFull as full:
+                if len(copies) == 1:
+                    self._hold_back(nbytes, min(self.limits.outbox_bytes_max, int(self._holder.share * slab.budget_bytes)))
                 self._tell_of_spilling(full)
-                spilled.add(block)
+                spilled.append(block.copy())
                 return _pack_descriptor(nbytes, 0, 0, SPILLED, 0)
             offset = place.offset
             try:
@@ -244,6 +242,21 @@ class ShmConnection(Connection[Record]):
         if self._drops_seen != slab.segments_dropped:
             self._tell_drops()
         return _pack_descriptor(nbytes, offset, lease, segment, 0)
+
+    def _hold_back(self, nbytes: int, bytes_max: int) -> None:
+        """Raise BackpressureError when arrays of so many bytes more would pass `bytes_max`. One message of any size may wait."""
+        unread = self._unread.nbytes
+        if self._writing.acquire(False):  # else somebody writes, and may count
+            try:
+                unread = self._unread.look()
+            finally:
+                self._writing.release()
+        unread += self._outbox_bytes
+        if unread and unread + nbytes > bytes_max:
+            raise BackpressureError(
+                f"arrays of {unread} bytes already wait for {self.peer}, at most {bytes_max} may (limit outbox_bytes_max, or "
+                "slab_share_max of the slab): it reads too slowly"
+            )
 
     def _tell_of_spilling(self, full: ShmFull) -> None:
         if not self._arrays_spilled:
@@ -291,7 +304,7 @@ class ShmConnection(Connection[Record]):
             return True
         if first is item:
             return False
-        size = len(item.payload) + spilled.bytes_spilled
+        size = len(item.payload) + item.copied
         self._outbox_bytes += size
         self._outbox.appendleft((item, size))
         if self.reactor is not None and self.reactor.parked:
@@ -314,8 +327,6 @@ class ShmConnection(Connection[Record]):
         return item.payload[PREFIX_BYTES + DESCRIPTOR_BYTES * block_count :]
 
     def _discard(self, item: Record) -> None:
-        if item.copied:
-            self._unread.undo(item.copied)
         for lease in item.leases:
             self._lendings.undo(lease)
 
@@ -553,21 +564,6 @@ class ShmConnection(Connection[Record]):
 
 def _nothing() -> None:
     """No reactor waits for returned leases any more."""
-
-
-def rings_bytes(capacity_bytes: int) -> int:
-    """How large the segment of two rings of at least that capacity is."""
-    return 2 * (DATA_OFFSET + capacity_for(capacity_bytes))
-
-
-def make_rings(capacity_bytes: int, incarnation: int = 0) -> Segment:
-    """A segment laid out as the table above says. Raises ShmFull."""
-    capacity = capacity_for(capacity_bytes)
-    size = DATA_OFFSET + capacity
-    segment = Segment.create(2 * size)
-    format_ring(segment.memory[:size], capacity, incarnation)
-    format_ring(segment.memory[size:], capacity, incarnation)
-    return segment
 
 
 def connection_over(

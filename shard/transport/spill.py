@@ -32,17 +32,11 @@ SEND_BUFFER_BYTES = 1 << 20  # the kernel gives what net.core.wmem_max allows: 2
 class Spilled:
     """The arrays of one message that go this way, copied: what of them is still to be written."""
 
-    __slots__ = ("begun", "bytes_spilled", "parts")
+    __slots__ = ("begun", "parts")
 
-    def __init__(self) -> None:
-        self.parts: list[memoryview] = []
-        self.bytes_spilled = 0
+    def __init__(self, blocks: list[NDArray[np.uint8]]) -> None:
+        self.parts = [part for block in blocks for part in (memoryview(LENGTH.pack(block.nbytes)), block.data)]
         self.begun = False  # some of it is in the socket, so nothing else may go there before the rest
-
-    def add(self, block: NDArray[np.uint8]) -> None:
-        """One more array, which its owner may change afterwards."""
-        self.parts += [memoryview(LENGTH.pack(block.nbytes)), memoryview(block.tobytes())]
-        self.bytes_spilled += block.nbytes
 
 
 class SpillWriter:

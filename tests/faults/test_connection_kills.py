@@ -11,7 +11,7 @@ import pytest
 
 from shard import ClosedError, PeerLostError, Slab
 from shard.segment import Segment
-from shard.transport.shm_connection import make_rings
+from shard.transport.rings import make_rings
 from tests.faults.party import DEADLINE_S, RING_BYTES, Party, converse
 from tests.faults.rounds import ROUNDS, Census, Rounds, points_of
 from tests.faults.zygote import Arm, Victim, Zygote

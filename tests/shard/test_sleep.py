@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shard import memory_order, reactor
-from shard.transport.shm_connection import make_rings
+from shard.transport.rings import make_rings
 from tests.shard.sleep_peer import LATE_BELL_S, LONG_NS, Report, Side
 
 ROOT = Path(__file__).parent.parent.parent

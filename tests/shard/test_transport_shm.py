@@ -33,8 +33,9 @@ from shard.segment import SEAL_GROW, SIZE_SEALS
 from shard.slab import IDLE_TURNS, TRIM_S
 from shard.transport import local
 from shard.transport.meeting import meet
+from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm import KIND
-from shard.transport.shm_connection import DESCRIPTOR, MESSAGE, PREFIX, ShmConnection, make_rings, rings_bytes
+from shard.transport.shm_connection import DESCRIPTOR, MESSAGE, PREFIX, ShmConnection
 from shard.transport.spill import LENGTH, SPILLED, SpillWriter
 from tests.helpers import ManualClock
 from tests.shard.processes import in_fork
@@ -161,8 +162,8 @@ class TestShm(TransportContract):
         allocated, go_on = threading.Event(), threading.Event()
         allocate, errors = slab.allocate, []
 
-        def allocate_and_wait(nbytes: int) -> Any:
-            block = allocate(nbytes)
+        def allocate_and_wait(*args: Any) -> Any:
+            block = allocate(*args)
             allocated.set()
             assert go_on.wait(PATIENCE_S)
             return block
