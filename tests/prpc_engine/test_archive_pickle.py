@@ -157,5 +157,5 @@ def test_lambdas_and_what_main_defines_reach_another_process_with_cloudpickle() 
 
 def test_a_lambda_without_cloudpickle_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(BadArguments, match=r"need cloudpickle: pip install prpc\[cloudpickle\]"):
+    with pytest.raises(BadArguments, match=r"need cloudpickle: pip install 'prpc-engine\[cloudpickle\]'"):
         TRUSTING.encode(lambda: None)

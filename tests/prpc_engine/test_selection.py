@@ -333,7 +333,13 @@ def test_a_lent_segment_that_cannot_be_mapped_ends_the_connection_by_name_and_th
 
 @pytest.mark.root
 @pytest.mark.skipif(os.getuid() != 0, reason="runs as two users: needs root")
-def test_another_user_of_this_host_is_reached_over_tcp(master: Master) -> None:
+def test_another_user_of_this_host_is_reached_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRPC_SECRET", "a secret of the whole job")  # without one, users have each their own
+    with Master() as master:
+        _reach_another_user(master)
+
+
+def _reach_another_user(master: Master) -> None:
     program = f"""
 import encodings.idna, os
 from prpc_engine import RpcService
