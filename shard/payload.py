@@ -68,12 +68,12 @@ def _encode(values: tuple[Any, ...], slab: Slab) -> tuple[int, bytes, Sequence[N
         arrays: list[NDArray[Any]] = []
         for place, value in enumerate(values):
             if type(value) is np.ndarray:
-                dtype, flags = value.dtype, value.flags
-                if dtype.num not in _NAMED_BY_STR or (flags.f_contiguous and not flags.c_contiguous):
+                dtype, is_whole = value.dtype, value.flags.c_contiguous
+                if dtype.num not in _NAMED_BY_STR or not (is_whole or not value.flags.f_contiguous):
                     break
                 plain[place] = None
                 places.append((place, dtype.str, value.shape))
-                arrays.append(np.frombuffer(value, np.uint8) if flags.c_contiguous and value.nbytes else _copied(value, slab))
+                arrays.append(np.frombuffer(value, np.uint8) if is_whole and value.nbytes else _copied(value, slab))
             elif type(value) is bytes and len(value) >= APART_BYTES:
                 plain[place] = None
                 places.append((place, None, None))
@@ -84,11 +84,27 @@ def _encode(values: tuple[Any, ...], slab: Slab) -> tuple[int, bytes, Sequence[N
             except ValueError:  # a text of over 2 GiB
                 pass
     buffers: list[pickle.PickleBuffer] = []
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
-    pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: partial(_reduce_array, slab)}
-    pickler.dump(values)
-    return PICKLE, file.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers]
+    pickled = b"" if _shows_arrays(values) else pickle.dumps(values, 5, buffer_callback=buffers.append)
+    if not pickled or _WITHIN_A_PICKLE in pickled:  # the other way takes 2 us more
+        buffers.clear()
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
+        pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: partial(_reduce_array, slab)}
+        pickler.dump(values)
+        pickled = file.getvalue()
+    return PICKLE, pickled, [np.asarray(buffer.raw()) for buffer in buffers]
+
+
+def _shows_arrays(values: tuple[Any, ...]) -> bool:
+    """Whether a first look finds one: by itself, or in a list, tuple or dict."""
+    for value in values:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            if _ndarray in map(type, value):
+                return True
+        elif kind is _ndarray or (kind is dict and _ndarray in map(type, value.values())):
+            return True
+    return False
 
 
 def _copied(array: NDArray[Any], slab: Slab) -> NDArray[np.uint8]:
@@ -133,6 +149,8 @@ def decode(form: int, payload: memoryview | bytes, blocks: Sequence[NDArray[np.u
     return pickle.loads(payload, buffers=blocks)  # type: ignore[no-any-return]
 
 
+_ndarray = np.ndarray  # a name less to look up
+_WITHIN_A_PICKLE = b"_reconstruct"  # numpy's function for arrays whose bytes stand in the pickle
 COPIED_IN_PLACE_MAX = 16 << 10  # what travels in a record of the ring anyway (shm_connection.INLINE_BYTES_MAX)
 _NO_BYTES = np.empty(0, np.uint8)
 
