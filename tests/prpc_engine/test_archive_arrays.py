@@ -118,7 +118,7 @@ def test_the_memory_of_a_fortran_ordered_and_of_a_read_only_array_is_the_block_i
         np.str_(""),
         np.bytes_(b""),
         np.void(b"abc"),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
     ],
     ids=repr,
 )
