@@ -113,12 +113,19 @@ def test_whoever_is_handed_the_descriptor_sees_the_same_memory() -> None:
     other.close()
 
 
-def test_all_its_pages_are_reserved_and_only_this_user_may_read_it() -> None:
-    segment = Segment.create(1 << 20)
+@pytest.mark.parametrize("keep_name", [False, True])
+def test_all_its_pages_are_reserved_and_only_this_user_may_read_it_whatever_the_umask(keep_name: bool) -> None:
+    before = os.umask(0)
+    try:
+        segment = Segment.create(1 << 20, keep_name=keep_name)
+    finally:
+        os.umask(before)
     status = os.fstat(segment.fd)
     assert status.st_blocks * 512 >= 1 << 20
     assert stat.S_IMODE(status.st_mode) == 0o600
     segment.close()
+    if keep_name:
+        unlink(segment.name)
 
 
 def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neither_write_nor_truncate() -> None:
