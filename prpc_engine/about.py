@@ -3,8 +3,8 @@
     method   arguments   answer
     about                {"version", "python", "process", "addresses", "services", "time_s"}
     ping                 None: a round trip, and nothing else
-    statistics           {"process", "peers", "servers", "slab"}: PeerStatistics, ServerStatistics by "service/server id" and
-                         SlabStatistics as they are now, as dicts; a shard answers for itself
+    statistics           {"process", "peers", "ended", "servers", "slab"}: PeerStatistics, Ended by transport, ServerStatistics
+                         by "service/server id" and SlabStatistics as they are now, as dicts; a shard answers for itself
 
 Every node serves this at ABOUT_TARGET. `prpc doctor --peer` and `prpc top` are who ask.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +24,21 @@ from prpc_engine.release import VERSION
 from prpc_engine.server import Server
 
 if TYPE_CHECKING:
+    from prpc_engine.ended import Ended
     from prpc_engine.peer import Peer
     from shard import Slab
 
+Connections = tuple[list["Peer"], dict[str, "Ended"]]  # that are, and by transport what those did that are over
 ABOUT_TARGET = 8  # below what a master gives to servers
 ABOUT_ROUTE = FixedRoute(ABOUT_TARGET, "the node itself")
 ABOUT, PING, STATISTICS = "about", "ping", "statistics"
 
 
 def about_server(
-    addresses: Callable[[], list[str]], servers: dict[int, Server], peers: Callable[[], Iterable[Peer]], slab: Slab
+    addresses: Callable[[], list[str]],
+    servers: dict[int, Server],
+    traffic: Callable[[], tuple[list[Peer], dict[str, Ended]]],
+    slab: Slab,
 ) -> Server:
     """The server to put at ABOUT_TARGET of a node that has these."""
 
@@ -48,9 +53,11 @@ def about_server(
         }
 
     def statistics() -> dict[str, Any]:
+        peers, ended = traffic()
         return {
             "process": this_process(),
-            "peers": [asdict(peer.statistics()) for peer in peers()],
+            "peers": [asdict(peer.statistics()) for peer in peers],
+            "ended": {transport: asdict(one) for transport, one in ended.items()},
             "servers": {
                 f"{one.service}/{one.server_id}": asdict(one.statistics())
                 for target, one in servers.copy().items()

@@ -20,7 +20,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
@@ -59,16 +59,22 @@ class Call(Future):
     deadline: float = NEVER  # of this attempt; PASSED once it has been found so here, which its server may not know
     overall: float = NEVER  # of all attempts together
     state: Any = None  # of trying again: the client's
+    is_attempt: ClassVar[bool] = False  # whether another call stands for it: then its failure is none of the client's
 
     def set_error(self, error: BaseException) -> bool:
         """Complete with an error, unless the client goes on with the call; False when it was complete before."""
         if self.client is not None and not self.finished and self.client.failed(self, error):
             return True
-        return Future.set_error(self, error)
+        return self.end(error)
 
     def end(self, error: BaseException) -> bool:
         """Complete with an error, whatever could still be tried."""
-        return Future.set_error(self, error)
+        if not Future.set_error(self, error):
+            return False
+        figures = getattr(self.asked[1], "figures", None)  # of a client's route
+        if figures is not None and not self.is_attempt:
+            figures.failed(error)
+        return True
 
     @property
     def is_in_flight(self) -> bool:

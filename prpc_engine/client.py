@@ -15,14 +15,15 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.balance import BalancerStatistics
 from prpc_engine.call import TIMEOUT_S, Call
+from prpc_engine.call_figures import SAMPLE_EVERY
 from prpc_engine.dealer import Dealer, ServerQueue
 from prpc_engine.directory import Directory
 from prpc_engine.master.registry import ServerEntry
@@ -34,14 +35,17 @@ from prpc_engine.route import Route
 from prpc_engine.server import DESCRIBE, HEALTH
 from prpc_engine.stream import Stream, StreamCall, stream_call
 from prpc_engine.stub import P, bind
+from prpc_engine.timing import BUCKETS, MethodTiming
 from shard import VALUE, Future
 
 logger = logging.getLogger("prpc")
+SAMPLE_MASK = SAMPLE_EVERY - 1
+NO_TIMING = MethodTiming(0.0, 0, (0,) * BUCKETS)
 
 
 @dataclass(frozen=True)
 class ClientStatistics(BalancerStatistics):
-    """Who gets no calls and why; what was sent more than once, and what waits."""
+    """Who gets no calls and why; what was sent more than once, and what waits; how calls ended."""
 
     waiting: int  # calls that wait for a connection, or for another attempt, before they leave for the first time
     retries: int  # attempts after one that may have reached a server
@@ -49,6 +53,14 @@ class ClientStatistics(BalancerStatistics):
     hedges: int = 0  # sent
     hedges_won: int = 0  # of those, how many answered first
     hedges_refused: int = 0  # for the budget
+    calls: int = 0  # and streams that were begun, whatever became of them
+    errors: Mapping[str, int] = field(default_factory=dict)  # calls, streams and notifications that ended so, by error
+    latency: MethodTiming = NO_TIMING  # of one answered call in SAMPLE_EVERY, until its answer was here
+
+    @property
+    def timeouts(self) -> int:
+        """Of the errors, how many were deadlines that passed."""
+        return self.errors.get(errors.DeadlineExceeded.__name__, 0)
 
 
 class RpcClient:
@@ -89,6 +101,9 @@ class RpcClient:
         self._ailing = self._directory.balancer.ailing
         self._mender = Mender(self, self._directory, node, retry or RetryPolicy(), source, idempotent)
         self._count_call = self._mender.budget.count_call
+        self._figures = self._directory.figures
+        self._named_calls = itertools.count()  # of a named server, and streams: those get no retries
+        self._count_named = self._named_calls.__next__
         self._directory.set_entries(entries)
 
     def __str__(self) -> str:
@@ -116,6 +131,9 @@ class RpcClient:
             waiting=self._mender.waiting,
             retries=budget.taken,
             retries_refused=budget.refused,
+            calls=budget.calls + int(repr(self._named_calls)[len("count(") : -1]),  # its next number, without taking it
+            errors=self._figures.errors,
+            latency=self._figures.latency,
         )
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
@@ -258,20 +276,38 @@ class RpcClient:
             call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, self)
         except (errors.NotSent, errors.Backpressure) as error:
             return self._mender.begin(route, method, args, timeout_s, stable, True, error)
+        except errors.RpcError as error:
+            self._figures.failed(error)
+            raise
         finally:
-            self._count_call()  # once the request is on its way: it costs the caller nothing
-        if self._ailing:
-            call.add_done_callback(self._mender.answered)
+            number = self._count_call()  # once the request is on its way: it costs the caller nothing
+        if self._ailing or not number & SAMPLE_MASK:
+            self._watch(call, number)
         return call
 
+    def _watch(self, call: Call, number: int) -> None:
+        """See how it ends: each one while a server is not well, else one now and then."""
+        if self._ailing:
+            call.add_done_callback(self._mender.answered)
+        if not number & SAMPLE_MASK:
+            self._figures.time(call)
+
     def _request_to(self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool) -> Call:
+        number = self._count_named()
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
             if peer is None:
                 self._check_method(method)
                 return self._mender.begin(route, method, args, timeout_s, stable, False)
-        return peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, None)
+        try:
+            call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, None)
+        except errors.RpcError as error:
+            self._figures.failed(error)
+            raise
+        if not number & SAMPLE_MASK:
+            self._figures.time(call)
+        return call
 
     def _notify(self, route: Route, method: str, args: tuple[Any, ...], may_go_elsewhere: bool, wait: bool) -> None:
         peer = route.peer
@@ -294,6 +330,7 @@ class RpcClient:
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
         key = self._key(method)
+        self._count_named()
         if peer is None:
             return self._stream_later(route, method, args, timeout_s, may_go_elsewhere)
         try:

@@ -22,6 +22,7 @@ from functools import partial
 
 from prpc_engine import errors
 from prpc_engine.balance import Balancer
+from prpc_engine.call_figures import CallFigures
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node import Node
 from prpc_engine.route import Route, Sought
@@ -44,6 +45,7 @@ class Directory:
         self, name: str, node: Node, lookup: Callable[[], list[ServerEntry]], balance: str, random: random.Random
     ) -> None:
         self.name = name
+        self.figures = CallFigures()
         self.on_change: Callable[[dict[int, Route]], None] = _ignore
         self.routes: dict[int, Route] = {}  # replaced and never changed
         self.server_ids: tuple[int, ...] = ()  # sorted
@@ -53,7 +55,7 @@ class Directory:
         self._pick = self.balancer.pick
         self._node = node
         self._lookup = lookup
-        self._anybody = Sought(name, f"any server of {name!r}", self.find_any)
+        self._anybody = Sought(name, f"any server of {name!r}", self.find_any, self.figures)
         self._closed = False
         self._refreshed = 0.0  # when the last look began
         self._guard = threading.Lock()  # of what follows, and of the entries once there are looks
@@ -77,7 +79,7 @@ class Directory:
     def to(self, server_id: int) -> Route:
         """The server of that id; one that is sought when it is not known."""
         return self.routes.get(server_id) or Sought(
-            self.name, f"server {server_id} of {self.name!r}", partial(self._find, server_id)
+            self.name, f"server {server_id} of {self.name!r}", partial(self._find, server_id), self.figures
         )
 
     def _find(self, server_id: int) -> Route:
@@ -92,7 +94,7 @@ class Directory:
         owners = self._owners
         if owners:
             return owners[number % len(owners)]
-        return Sought(self.name, f"the server of {self.name!r} for key {key!r}", partial(self._find_by, number))
+        return Sought(self.name, f"the server of {self.name!r} for key {key!r}", partial(self._find_by, number), self.figures)
 
     def _find_by(self, number: int) -> Route:
         owners = self._owners
@@ -107,7 +109,7 @@ class Directory:
         for entry in entries:
             known = old.get(entry.server_id)
             if known is None or known.target != entry.target:
-                known = Route(entry, self._node.is_local(entry.addresses), self)
+                known = Route(entry, self._node.is_local(entry.addresses), self, self.figures)
             routes[entry.server_id] = known
         self.routes = routes
         self.server_ids = tuple(sorted(routes))

@@ -18,11 +18,11 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from prpc_engine import errors
 from prpc_engine.call import NEVER, Call
-from prpc_engine.client import ClientStatistics, RpcClient
+from prpc_engine.client import SAMPLE_MASK, ClientStatistics, RpcClient
 from prpc_engine.directory import Directory
 from prpc_engine.hedge import HEDGE_SHARE, HedgePolicy, Hedger, Race
 from prpc_engine.mender import Mender
@@ -30,6 +30,12 @@ from prpc_engine.node import Node
 from prpc_engine.retry import RetryBudget, is_retriable
 from prpc_engine.route import Route, Sought
 from shard import VALUE, Future, Timer
+
+
+class Hedge(Call):
+    """One more attempt of a call."""
+
+    is_attempt: ClassVar[bool] = True
 
 
 class Contest:
@@ -79,7 +85,9 @@ class Contest:
         route = self._directory.pick(avoid)
         if isinstance(route, Sought) or route in avoid:
             return
-        hedge = Call(self._node.waiter, asked=(method, route), body=call.body, blocks=call.blocks, sent=now, overall=call.overall)
+        hedge = Hedge(
+            self._node.waiter, asked=(method, route), body=call.body, blocks=call.blocks, sent=now, overall=call.overall
+        )
         race.sent(hedge, route, now)
         self._hedges.append(hedge)
         self._mender.hold(hedge)
@@ -173,12 +181,14 @@ class HedgingClient(RpcClient):
         hedger = self._hedgers.get(method)
         if hedger is None:
             hedger = self._hedgers.setdefault(method, Hedger(self._policy, self._hedge_budget))
-        self._count_call()
+        number = self._count_call()
         self._hedge_budget.count_call()
         contest = Contest(hedger, self._mender, self._directory, self._node)
         route = self._only or self._pick()
         if not route.is_connected:
             self._mender.peer_at_once(route)
         call = self._mender.encoded(route, method, args, timeout_s, False, contest)
+        if not number & SAMPLE_MASK:
+            self._figures.time(call)
         contest.begin(call, route)
         return call

@@ -2,6 +2,7 @@
 
     family                                  kind       labels               family says
     prpc_peer_...                           see PEER   peer, transport      one connection to another node: our calls, bytes
+    prpc_transport_...                      TRANSPORT  transport            all connections over it, those that are over too
     prpc_server_...                         SERVER     service, server_id   one server made here: requests, failures, load
     prpc_server_refused_total               counter    + reason             requests refused before a handler ran
     prpc_server_handler_seconds             histogram  + method             with RpcService(timing=True)
@@ -9,6 +10,8 @@
     prpc_service_...                        SERVER     service              the counters of all servers of a service made here
     prpc_service_refused_total              counter    + reason             the same
     prpc_client_...                         CLIENT     service, client      one client made here: its choices, its retries
+    prpc_client_errors_total                counter    + error              calls that ended so
+    prpc_client_call_seconds                histogram                       one answered call in 256
     prpc_client_servers                     gauge      + state              its servers: well, suspect, ejected, probing
     prpc_slab_...                           SLAB                            shared memory of one process
     prpc_shard_...                          SHARD      shard                one process of RpcService(shards=N)
@@ -26,7 +29,7 @@ last: so these do not fall while it is busy, nor when it died.
     with metrics.serve(service, 9400):      # http://127.0.0.1:9400/metrics, with cpu and memory of the process
 
 Connections of one peer over one transport are added up. A connection that was made anew counts from zero, which Prometheus takes
-for the restart that it is.
+for the restart that it is; prpc_transport_... go on with what all connections did, and are true to the last byte.
 
 Needs prometheus_client: pip install 'prpc-engine[metrics]'.
 """
@@ -82,6 +85,8 @@ PEER = (
     Figure("received_bytes", "counter", "Bytes received, arrays borrowed included.", attrgetter("traffic.bytes_received")),
     Figure("ring_full", "counter", "Records that found their ring full.", attrgetter("traffic.full_waits")),
 )
+TRANSPORT_LABELS = ("transport", "shard")
+TRANSPORT = tuple(figure for figure in PEER if figure.kind == "counter")
 SERVER_LABELS = ("service", "server_id", "shard")
 SERVER = (
     Figure("requests", "counter", "Requests and notifications whose handler ran or is queued.", attrgetter("requests")),
@@ -95,6 +100,8 @@ SERVER = (
 )
 CLIENT_LABELS = ("service", "client")
 CLIENT = (
+    Figure("calls", "counter", "Calls and streams that were begun.", attrgetter("calls")),
+    Figure("timeouts", "counter", "Of those, how many ended because their deadline passed.", attrgetter("timeouts")),
     Figure("ejections", "counter", "Servers taken out because calls of them failed.", attrgetter("ejections")),
     Figure("spared", "counter", "Failures that would have ejected, had not too many been ejected.", attrgetter("spared")),
     Figure("probes", "counter", "Calls that tried an ejected server again.", attrgetter("probes")),
@@ -265,6 +272,17 @@ def _of_service(service: RpcService | None) -> Iterator[Metric]:
     clients = [] if now is None else [(_parts(key), one) for key, one in now.clients.items()]
     yield from _read("client", CLIENT, CLIENT_LABELS, clients)
     yield _family(
+        "client_errors",
+        "counter",
+        "Calls, streams and notifications that ended with an error.",
+        (*CLIENT_LABELS, "error"),
+        (((*labels, name), count) for labels, one in clients for name, count in one.errors.items()),
+    )
+    latencies = [(labels, one.latency) for labels, one in clients if one.latency.calls]
+    yield _seconds(
+        "client_call_seconds", "How long calls took until their answers were here, one in 256.", CLIENT_LABELS, latencies
+    )
+    yield _family(
         "client_servers",
         "gauge",
         "Servers that a client knows, by what its balancer thinks of them.",
@@ -293,11 +311,22 @@ def _of_processes(here: NodeFigures | None, shards: Iterable[ShardFigures]) -> I
     peers = [((one.peer, one.transport, shard), one) for shard, node in answered for one in node.peers]
     servers = [((*_parts(key), shard), one) for shard, node in answered for key, one in node.servers.items()]
     yield from _read("peer", PEER, PEER_LABELS, peers)
+    ended = [((transport, shard), one) for shard, node in answered for transport, one in node.ended.items()]
+    living = [((one.transport, shard), one) for shard, node in answered for one in node.peers]
+    yield from _read("transport", TRANSPORT, TRANSPORT_LABELS, [*living, *ended])
+    yield _family(
+        "transport_connections_ended",
+        "counter",
+        "Connections that are over.",
+        TRANSPORT_LABELS,
+        ((labels, one.connections) for labels, one in ended),
+    )
     yield from _read("server", SERVER, SERVER_LABELS, servers)
     yield _refused("server", SERVER_LABELS, servers)
     # A method has its 30 series from its first call on: a server has many methods, and most of them are hardly called.
     timings = [((*labels, method), timing) for labels, one in servers for method, timing in one.timings.items() if timing.calls]
-    yield _handler_seconds(timings)
+    text = "How long handlers took, those of tasks with their waits."
+    yield _seconds("server_handler_seconds", text, (*SERVER_LABELS, "method"), timings)
     yield _family(
         "server_slow_calls",
         "counter",
@@ -340,11 +369,12 @@ def _family(name: str, kind: str, text: str, names: tuple[str, ...], samples: Sa
     return family
 
 
-def _handler_seconds(timings: Iterable[tuple[tuple[str, ...], MethodTiming]]) -> HistogramMetricFamily:
+def _seconds(
+    name: str, text: str, names: tuple[str, ...], timings: Iterable[tuple[tuple[str, ...], MethodTiming]]
+) -> HistogramMetricFamily:
     from prometheus_client.core import HistogramMetricFamily
 
-    text = "How long handlers took, those of tasks with their waits."
-    family = HistogramMetricFamily("prpc_server_handler_seconds", text, labels=(*SERVER_LABELS, "method"))
+    family = HistogramMetricFamily(f"prpc_{name}", text, labels=names)
     for labels, timing in timings:
         below = sum(timing.buckets[:BUCKET_FIRST])
         buckets: list[tuple[str, float]] = []

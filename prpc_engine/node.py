@@ -22,6 +22,7 @@ from prpc_engine.about import ABOUT_TARGET, about_server
 from prpc_engine.address import Address
 from prpc_engine.archive import Archive
 from prpc_engine.config import TlsSettings, check_exposure, tcp_checksum_from, tls_from
+from prpc_engine.ended import Ended
 from prpc_engine.paths import Choice, Paths, Refusal
 from prpc_engine.peer import Peer
 from prpc_engine.server import Server
@@ -113,17 +114,18 @@ class Node:
         self.slab = slab
         self._trimmer = Trimmer(slab, reactor)
         self.servers: dict[int, Server] = {server.target: server for server in servers}
-        self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers, self.peers, slab)
+        self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers, self.traffic, slab)
         self.on_peer_lost = on_peer_lost or _ignore
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
         self._accepted: set[Peer] = set()
+        self._ended: dict[str, Ended] = {}  # by transport: what connections did that are over
         self._left: set[Peer] = set()  # for a better path: no new calls, and closed when the last is answered
         self._next_number = itertools.count().__next__  # of a connection, made or accepted
         self._connections_max = limits.connections_max
         self._attempts: dict[str, _Attempt] = {}  # to connect, under way; by the same
         self._paths = Paths()
         self._unusable: list[Refusal] = []  # what we may use, and this process cannot
-        # Of what is entered into _peers and _attempts, of _paths, and of _closed; never held while something waits.
+        # Of what is entered into _peers and _attempts, of _paths, _ended and _closed; never held while something waits.
         self._guard = threading.Lock()
         self.pid = os.getpid()
         self._closed = False
@@ -311,18 +313,19 @@ class Node:
                 return
             if not peer.lost and (peer.is_idle or not looks):
                 peer.lost = True
-                self._left.add(peer)
-                self._forget(peer)
+                with self._guard:
+                    self._left.add(peer)
+                    self._forget(peer)
             self._leave_later(peer, LEAVE_S, max(0, looks - 1))
 
         self.reactor.call_later(after_s, look)
 
     def _forget(self, peer: Peer) -> list[str]:
-        """Its node is not connected to any more; the addresses by which it was known."""
-        with self._guard:  # another thread may be about to enter the next peer of that node
-            addresses = [address for address, one in self._peers.items() if one is peer]
-            for address in addresses:
-                del self._peers[address]
+        """Its node is not connected to any more; the addresses by which it was known. With the guard held: another thread may be
+        about to enter the next peer of that node."""
+        addresses = [address for address, one in self._peers.items() if one is peer]
+        for address in addresses:
+            del self._peers[address]
         return addresses
 
     def _go(self, transport: Transport, addresses: Sequence[str], timeout_s: float, asked: str) -> Connection[Any] | Refusal:
@@ -359,6 +362,11 @@ class Node:
         """All nodes we are connected to, whoever called."""
         return [*list(self._peers.values()), *list(self._left), *list(self._accepted)]
 
+    def traffic(self) -> tuple[list[Peer], dict[str, Ended]]:
+        """All nodes we are connected to, and by transport what connections did that are over: of one moment, none in both."""
+        with self._guard:
+            return self.peers(), dict(self._ended)
+
     def _accept(self, connection: Connection[Any]) -> None:
         if len(self._accepted) >= self._connections_max:
             logger.warning("hung up on %s: %d connections are open already", connection.peer, self._connections_max)
@@ -371,10 +379,14 @@ class Node:
         return Peer(connection, self.reactor, self.waiter, self.servers, self._lost, archive, choice, self._next_number())
 
     def _lost(self, peer: Peer) -> None:
-        self._accepted.discard(peer)
-        self._left.discard(peer)
         error = peer.connection.error
-        for address in self._forget(peer):
+        figures = peer.statistics()
+        with self._guard:
+            self._ended[figures.transport] = self._ended.get(figures.transport, Ended()) + figures
+            self._accepted.discard(peer)
+            self._left.discard(peer)
+            addresses = self._forget(peer)
+        for address in addresses:
             if peer.choice is not None and not isinstance(error, ClosedError):
                 with self._guard:
                     self._paths.broke(address, peer.choice, str(error), self.reactor.clock())

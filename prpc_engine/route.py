@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 
 from prpc_engine.call import Call
+from prpc_engine.call_figures import CallFigures
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.peer import Peer
 
@@ -13,9 +14,10 @@ class Route:
     """See the file's head. `peer` is set by whoever connected it (mender.py), when nothing waits any more: so calls keep their
     order. `waiting` is changed under the mender's guard."""
 
-    __slots__ = ("addresses", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
+    __slots__ = ("addresses", "figures", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
 
-    def __init__(self, entry: ServerEntry, is_local: bool, owner: object = None) -> None:
+    def __init__(self, entry: ServerEntry, is_local: bool, owner: object = None, figures: CallFigures | None = None) -> None:
+        self.figures = figures  # of its client: calls that fail count there
         self.owner = owner  # the Directory that made it: by it a client knows its own calls in the table of a peer
         self.server_id = entry.server_id
         self.rank = entry.rank
@@ -48,7 +50,7 @@ class Sought(Route):
 
     __slots__ = ("find",)
 
-    def __init__(self, service: str, text: str, find: Callable[[], Route]) -> None:
-        super().__init__(ServerEntry(service, -1, 0, -1, ()), False)  # no call is sent over it
+    def __init__(self, service: str, text: str, find: Callable[[], Route], figures: CallFigures | None = None) -> None:
+        super().__init__(ServerEntry(service, -1, 0, -1, ()), False, figures=figures)  # no call is sent over it
         self.text = text
         self.find = find

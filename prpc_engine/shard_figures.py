@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prpc_engine.about import ABOUT_TARGET
+from prpc_engine.ended import Ended
 from prpc_engine.node import Node
 from prpc_engine.peer import PeerStatistics
 from prpc_engine.server import ServerStatistics
@@ -31,12 +32,15 @@ class NodeFigures:
     peers: tuple[PeerStatistics, ...]
     servers: dict[str, ServerStatistics]  # by "service/server id"
     slab: SlabStatistics
+    ended: dict[str, Ended]  # by transport: what connections did that are over
 
     @classmethod
     def of(cls, node: Node) -> NodeFigures:
         """A snapshot."""
+        peers, ended = node.traffic()
         return cls(
-            peers=tuple(peer.statistics() for peer in node.peers()),
+            peers=tuple(peer.statistics() for peer in peers),
+            ended=ended,
             servers={
                 f"{one.service}/{one.server_id}": one.statistics()
                 for target, one in node.servers.copy().items()

@@ -102,7 +102,7 @@ def _row(answer: Answer, earlier: Mapping[str, Any] | None, elapsed_s: float, na
     servers, slab = figures["servers"].values(), figures["slab"]
     rates: list[float | None] = [None] * 4
     if earlier is not None:
-        # What went over connections that are closed by now is not counted any more: less than before is nothing.
+        # A connection that ends in the middle of its bytes' being counted may count a few fewer: less than before is nothing.
         pairs = zip(_totals(figures), _totals(earlier), strict=True)
         rates = [max(0, total - before) / elapsed_s for total, before in pairs]
     served, made, bytes_in, bytes_out = rates
@@ -130,7 +130,8 @@ def _row(answer: Answer, earlier: Mapping[str, Any] | None, elapsed_s: float, na
 
 def _totals(figures: Mapping[str, Any]) -> tuple[int, int, int, int]:
     """Requests served and made, bytes received and sent."""
-    peers = figures["peers"]
+    # What went over connections that are over counts on: rates are of all, and never fall.
+    peers = [*figures["peers"], *figures["ended"].values()]
     return (
         sum(server["requests"] for server in figures["servers"].values()),
         sum(peer["requests"] for peer in peers),

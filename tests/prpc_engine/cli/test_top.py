@@ -19,7 +19,9 @@ SERVER = {"requests": 10, "failures": 1, "rejected": 2, "tasks": 3, "queued": 4,
 SLAB = {"leases": 2, "leased_bytes": 3_000_000, "lease_age_s_max": 1.5}
 
 
-def figures(requests: int = 0, made: int = 0, in_flight: int = 0, moved: int = 0, **server: Any) -> dict[str, Any]:
+def figures(
+    requests: int = 0, made: int = 0, in_flight: int = 0, moved: int = 0, ended: int = 0, **server: Any
+) -> dict[str, Any]:
     peer = {
         "peer": "tcp://here:1",
         "choice": {"node": "tcp://there:2"},
@@ -31,6 +33,7 @@ def figures(requests: int = 0, made: int = 0, in_flight: int = 0, moved: int = 0
     return {
         "process": "host/ns/4711/99",
         "peers": [peer],
+        "ended": {"tcp": {"requests": ended, "traffic": {"bytes_sent": ended, "bytes_received": ended}}} if ended else {},
         "servers": {"kv/0": {**SERVER, "requests": requests, **server}},
         "slab": SLAB,
     }
@@ -52,9 +55,10 @@ def test_a_process_that_is_new_or_was_started_again_has_no_rates_yet() -> None:
     assert (row.served_per_s, row.made_per_s, row.in_mb_s) == (None, None, None)
 
 
-def test_what_went_with_a_connection_that_closed_is_no_negative_rate() -> None:
-    (row,) = rows([Answer("rank 0", ONE, figures(5, 50))], [Answer("rank 0", ONE, figures(6, 2))], 1.0)
-    assert (row.served_per_s, row.made_per_s) == (1.0, 0.0)
+def test_what_went_over_a_connection_that_closed_between_the_looks_is_counted() -> None:
+    before = figures(made=50, moved=50)
+    (row,) = rows([Answer("rank 0", ONE, before)], [Answer("rank 0", ONE, figures(ended=6_000_100))], 1.0)
+    assert (row.made_per_s, row.out_mb_s, row.in_mb_s) == (6_000_050.0, 6.00005, 6.0)
 
 
 def test_percentiles_are_of_the_handlers_between_the_looks_alone() -> None:
