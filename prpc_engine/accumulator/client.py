@@ -64,6 +64,31 @@ class AccumulatorStatistics:
     failure: str | None = None  # the last one, None when all servers answered their last push
 
 
+def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -> RpcClient:
+    """A client that knows the servers 0 to servers - 1, and no others: by its id a name's server is the same in every process,
+    also while some of them are dead. Raises NoServer, ConfigError."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        client = service.create_client(name, servers, max(0.0, deadline_s - time.monotonic()))
+        known = client.server_ids
+        missing = sorted(set(range(servers)) - set(known))
+        more = [server_id for server_id in known if server_id >= servers]
+        if not missing and not more:
+            return client
+        client.close()
+        if more:
+            raise errors.ConfigError(
+                f"servers={servers!r}, and {name!r} has the servers {list(known)}: clients of another number look for counters "
+                "elsewhere; give all clients the number that there are, with ids from 0 on"
+            )
+        if time.monotonic() >= deadline_s:
+            raise errors.NoServer(
+                f"{name!r} has the servers {list(known)}, and {missing} did not appear within {timeout_s} s: start them, with "
+                f"server_id={missing[0]} where others run"
+            )
+        time.sleep(RETRY_S_MIN)
+
+
 def ask_all(
     client: RpcClient, server_ids: Iterable[int], method: str, args: Sequence[Any], timeout_s: float
 ) -> tuple[dict[int, Any], dict[int, Exception]]:
@@ -108,12 +133,13 @@ class AccumulatorClient:
     """See the file's head. Thread-safe; a context manager; close() before the RpcService it was made with.
 
     service    an open RpcService
-    servers    how many accumulator servers there are: the same number in every process, since it decides which has which name
+    servers    how many accumulator servers there are, with the ids 0 to servers - 1: the same number in every process, since it
+               decides which has which name
     name       what they are called
     counters   which counters to send: those of the process unless given. One client sends a set at a time
     timeout_s  for the servers to appear
 
-    Raises NoServer when there are fewer, ConfigError when another client sends these counters.
+    Raises NoServer when one of them is missing, ConfigError when there are more, or another client sends these counters.
     """
 
     def __init__(
@@ -127,8 +153,8 @@ class AccumulatorClient:
         if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= SERVERS_MAX:
             raise errors.ConfigError(f"servers={servers!r}: a whole number from 1 to {SERVERS_MAX} is allowed")
         self._service, self._name, self.counters = service, name, counters
-        self._client = service.create_client(name, servers, timeout_s)
-        self._servers = [_Server(server_id) for server_id in self._client.server_ids[:servers]]
+        self._client = _client_of(service, name, servers, timeout_s)
+        self._servers = [_Server(server_id) for server_id in range(servers)]
         self._identity, self._incarnation = secrets.randbits(62), secrets.randbits(62)
         self._pushes = self._failures = self._duplicates = self._restarts = self._pushes_lost = 0
         self._lock = threading.Lock()  # of the outboxes, and of moving aggregates into them

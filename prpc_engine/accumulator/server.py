@@ -187,8 +187,9 @@ class AccumulatorServer:
     """An accumulator server under `name`; with service.shards, one in each shard. A context manager.
 
     service        an open RpcService; close() this before it
-    server_id      which server of that name this is, or the first of them; -1: the smallest free. Clients find a restarted server
-                   by this number, so give it where several servers may be restarted at the same time
+    server_id      which server of that name this is, or the first of them; -1: the smallest free, or what its snapshot says.
+                   Clients look for 0 to servers - 1 and find a restarted server by this number, so give it where several servers
+                   without snapshots may be restarted at the same time
     snapshot_path  a file to go on from when it is there, saved every `snapshot_s` seconds and at close(); None: memory only.
                    It is this server's alone: another one that is given it is refused, as long as this one lives
     aggregators    classes of your own, for shards to know them: they import the modules that define them

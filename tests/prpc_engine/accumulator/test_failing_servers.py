@@ -25,7 +25,7 @@ from prpc_engine.accumulator import (
 from prpc_engine.accumulator import outbox as outbox_module
 from prpc_engine.accumulator.client import SERVICE_NAME
 from prpc_engine.accumulator.outbox import Entry
-from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded
+from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
 from tests.prpc_engine.accumulator.processes import NEVER_S, Process
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -359,3 +359,30 @@ def test_a_dead_shard_takes_nothing_from_the_snapshots_of_the_living(tmp_path: P
         states = snapshot_file.load(path)
         values = {name: state[1] for one in states for name, _, _, state in one["counters"]}
         assert values == {f"counter {number}": 1 + (f"counter {number}" in living) for number in range(20)}
+
+
+def test_who_comes_after_server_0_died_does_not_write_where_nobody_reads() -> None:
+    counters = CounterSet()
+    with Master() as master, RpcService(master=master.address) as service, RpcService(master=master.address) as other:
+        first, second = AccumulatorServer(service), AccumulatorServer(service)
+        for servers in (1, 2):
+            if servers == 2:
+                first.close()
+            with pytest.raises(ConfigError, match=rf"servers=1, and 'accumulator' has the servers \[{'0, ' * (servers == 1)}1\]"):
+                AccumulatorClient(other, counters=counters)
+        with pytest.raises(NoServer):
+            AccumulatorClient(other, servers=2, counters=counters, timeout_s=0.1)
+        third = AccumulatorServer(service, server_id=2)
+        with pytest.raises(ConfigError, match=r"has the servers \[1, 2\]"):
+            AccumulatorClient(other, servers=2, counters=counters, timeout_s=0.1)
+        with pytest.raises(NoServer):
+            AccumulatorClient(other, servers=3, counters=counters, timeout_s=0.1)
+        with AccumulatorServer(service), AccumulatorClient(other, servers=3, counters=counters) as client:
+            names = [f"counter {number}" for number in range(30)]
+            for name in names:
+                Accumulator(name, Sum, counters=counters).write(1)
+            client.wait_empty(PATIENCE_S)
+            for server, server_id in ((second, 1), (third, 2)):
+                assert set(server.generate_output_info()) == {
+                    name for name in names if zlib.crc32(name.encode()) % 3 == server_id
+                }
