@@ -74,3 +74,18 @@ class KVFuture(Generic[Value]):
         if failed and is_remote(error, Outdated):
             return failed[0].lane.outdated(error.remote_message)
         return error
+
+
+def partitions_of(parts: Sequence[Request]) -> list[int]:
+    """Which were asked."""
+    return [part.lane.partition for part in parts]
+
+
+def finish(future: KVFuture[Value], parts: Sequence[Request]) -> Value:
+    """The result, for a caller whose arrays were sent as they are: they are not sent again once this returns."""
+    try:
+        return future.result()
+    except BaseException:  # an interrupt, say
+        for part in parts:
+            part.give_up()
+        raise

@@ -13,6 +13,10 @@ of them and 64 us for 1 M (numpy 2.4); applying them takes at least ten times th
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -51,6 +55,17 @@ def check_finite(whose: str, grads: Floats, keys: Keys | None = None) -> None:
         f"{whose}: the gradient of {of} is {grads[where]}; {bad} of {finite.size} elements are NaN or infinite, and "
         "nothing was changed. Scale or clip the loss, or create the table with nonfinite='skip' to leave such rows as they are"
     )
+
+
+@contextlib.contextmanager
+def staying(columns: Iterable[npt.NDArray[Any]], stay: npt.NDArray[np.bool_]) -> Iterator[None]:
+    """Put these rows (axis 0) of the columns back at the end, whatever a formula has made of them."""
+    views = [column.reshape(len(stay), -1) for column in columns]
+    before = [view[stay] for view in views]
+    with np.errstate(invalid="ignore"):
+        yield
+    for view, rows in zip(views, before, strict=True):
+        view[stay] = rows
 
 
 class Guard:

@@ -207,6 +207,9 @@ class Hosted:
         return answer
 
     def _on_applied(self, client: int, sequence: int, verb: str, table: str, arrays: tuple[Any, ...]) -> None:
+        if verb == "assign_dense":
+            self._forward("assign", client, sequence, table, *arrays)
+            return
         decision = self._table(table).take_decision(with_push=True) if self.streams else None
         self._forward("replay", client, sequence, table, decision, *arrays)
 
@@ -364,13 +367,17 @@ class Hosted:
             client, sequence, table, decision, *arrays = arguments
             self._table(table).replay(decision, *arrays)
             self.shard.ledger.note(client, sequence)
+        elif method == "assign":
+            client, sequence, table, values = arguments
+            self.shard.assign_dense(table, values)
+            self.shard.ledger.note(client, sequence)
         elif method == "catch_up":
             table, decision = arguments
             self._table(table).catch_up(decision)
         elif method == "create_table":
             self.shard.create_table(*arguments)
         else:
-            raise BadArguments(f"change {method!r}: replay, catch_up, create_table are allowed")
+            raise BadArguments(f"change {method!r}: replay, assign, catch_up, create_table are allowed")
         self.applied += 1
 
     def _table(self, name: str) -> SparseTable | DenseTable:

@@ -26,7 +26,7 @@ from prpc_engine.kv.worker import TableWorker
 
 
 class Tree:
-    """A pytree of floating arrays on the servers. Workers must start with the same values (parameters.py).
+    """A pytree of floating arrays on the servers, which are those of the worker that comes first (parameters.py): see pull().
 
     more: of TableWorker.create_dense (compression, consistency, split_bytes_min, timeout_s).
     """
@@ -46,19 +46,28 @@ class Tree:
         self.parameters.pull(timeout_s=timeout_s)
         return self._tree()
 
+    def assign(self, tree: Any, *, timeout_s: float | None = None) -> None:
+        """Make these the values, for all workers: a model that was loaded, say. BadArguments when it is not built like them."""
+        self._write(tree, self.parameters.values, "values")
+        self.parameters.assign(timeout_s=timeout_s)
+
     def step(self, grads: Any, *, timeout_s: float | None = None) -> Any:
         """Push a tree of gradients, and the new values. BadArguments when it is not built like the parameters."""
-        leaves, structure = jax.tree_util.tree_flatten(grads)
-        if str(structure) != str(self._structure):  # the stubs of treedefs know no comparison
-            raise BadArguments(f"gradients of {self.parameters.table!r} are {structure}; the parameters are {self._structure}")
-        for ours, leaf in zip(self.parameters.grads.values(), leaves, strict=True):
-            if ours.shape != jnp.shape(leaf):
-                raise BadArguments(
-                    f"a gradient of {self.parameters.table!r} has shape {jnp.shape(leaf)}; its parameter has {ours.shape}"
-                )
-            ours[...] = leaf
+        self._write(grads, self.parameters.grads, "gradients")
         self.parameters.step(timeout_s=timeout_s)
         return self._tree()
+
+    def _write(self, tree: Any, into: Mapping[str, Any], what: str) -> None:
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        if str(structure) != str(self._structure):  # the stubs of treedefs know no comparison
+            raise BadArguments(f"{what} of {self.parameters.table!r} are {structure}; the parameters are {self._structure}")
+        for (path, ours), leaf in zip(into.items(), leaves, strict=True):
+            if ours.shape != jnp.shape(leaf):
+                raise BadArguments(
+                    f"{what} of {self.parameters.table!r}: {path} has shape {jnp.shape(leaf)}; its parameter has {ours.shape}"
+                )
+        for ours, leaf in zip(into.values(), leaves, strict=True):
+            ours[...] = leaf
 
     def _tree(self) -> Any:
         values = zip(self.parameters.values.values(), self._dtypes, strict=True)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from prpc_engine.errors import (
     Backpressure,
     Closed,
+    ConfigError,
     DeadlineExceeded,
     MaybeExecuted,
     NoServer,
@@ -59,6 +60,17 @@ class Address(NamedTuple):
 
     server_id: int
     arguments: tuple[Any, ...] = ()
+
+
+def fixed(client: Client, name: str, expected_servers: int) -> list[Address]:
+    """A partition on each server that there is: their order decides who owns which key. ConfigError: they are more or fewer."""
+    server_ids = client.server_ids
+    if len(server_ids) != expected_servers:
+        raise ConfigError(
+            f"TableWorker of {name!r}: {len(server_ids)} servers (ids {list(server_ids)}) are there, "
+            f"expected_servers is {expected_servers}; say the number there will be, the same in every worker"
+        )
+    return [Address(server_id) for server_id in server_ids]
 
 
 class Request:

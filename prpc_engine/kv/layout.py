@@ -6,6 +6,7 @@ dense    rows in even ranges over all partitions, or the whole tensor in one, wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,12 +70,25 @@ def sliced(whole: DenseSpec, partitions: int, is_cut: bool) -> dict[int, TableSp
     """What each partition that has rows of the tensor has of it."""
     ranges = {partition.dense_home(whole.table, partitions): (0, whole.rows)}
     if is_cut:
-        ranges = dict(enumerate(partition.dense_ranges(whole.rows, partitions)))
+        ranges = dict(enumerate(_cut_at_names(whole, partition.dense_ranges(whole.rows, partitions))))
     return {
         index: replace(whole, partition=index, partitions=partitions, begin=begin, end=end)
         for index, (begin, end) in ranges.items()
         if begin < end
     }
+
+
+def _cut_at_names(whole: DenseSpec, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The even ranges, each bound moved to where a name begins, where that is at most half a range away."""
+    begins = np.array([begin for _, _, begin, _ in whole.stretches()])
+    if not len(begins):
+        return ranges
+    bounds = [begin for begin, _ in ranges[1:]]
+    nearest = [int(begins[np.abs(begins - bound).argmin()]) for bound in bounds]
+    moved = [
+        near if 2 * len(ranges) * abs(near - bound) <= whole.rows else bound for near, bound in zip(nearest, bounds, strict=True)
+    ]
+    return list(itertools.pairwise([0, *moved, whole.rows]))
 
 
 def restored(saved: Sequence[TableSpec], partitions: int, known: Dense | Sparse | None) -> dict[int, TableSpec]:

@@ -59,6 +59,10 @@ class Optimizer(ABC):
         rate: from rate_at(). steps: how many gradients each value has had with this one: a number, or float32[n, 1].
         """
 
+    def settle(self, values: Floats, state: Sequence[Floats], rate: float) -> None:
+        """Make the state agree with values put in the place of others, where the formula makes values from its state."""
+        return
+
     def rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, 2, ... of a table; 1 where the formula has none."""
         return 1.0
@@ -261,6 +265,14 @@ class Ftrl(Descent):
         shrunk = np.clip(z, np.float32(-self.l1), np.float32(self.l1))  # z - clip(z) is 0 within, z - sign(z) l1 outside
         shrunk -= z
         np.divide(shrunk, root, out=values)
+
+    def settle(self, values: Floats, state: Sequence[Floats], rate: float) -> None:
+        z, n, *rates = state
+        if rate < RATE_MIN:
+            return
+        e = np.sqrt(n) + np.float32(self.beta)
+        e /= np.where(rates[0] == 0, np.float32(rate), rates[0]) if rates else np.float32(rate)
+        z[...] = -values * (e + np.float32(self.l2)) - np.sign(values) * np.float32(self.l1)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

@@ -8,16 +8,16 @@
         loss, parameters.grads["w"][:], parameters.grads["b"][:] = forward_backward(parameters.values, batch)
         parameters.step()
 
-The table holds what training has added to the values that the model started with; those stay with the workers, which must start
-alike: with the same seed, or from the same file. A checksum of names, shapes and values in the spec of a second table, of one
-element, makes the servers refuse a worker that does not. So nobody has to come first, and who joins late starts like the others.
-A formula that pulls values to zero (FTRL's l1) pulls them to where they started.
+The table holds the values themselves. They are those of the worker that comes first, which assigns them under a lock at the
+master; all others take what is there, and so does a worker that comes after a restore. Should the first one die in the middle,
+the next one assigns all of its own. Names and shapes are in the table's spec: workers with others are refused, and a file of a
+checkpoint, opened with safetensors, has the values by these names, and the optimizer's state as "optimizer/...".
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,14 @@ from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.worker import TableWorker
 
 Floats = npt.NDArray[np.float32]
-CHECKSUM_MASK = 2**24 - 1  # what a float32 holds exactly
 
 
 class Parameters:
     """See the file's head. `values` and `grads` are views by name: read the one, write the other. One user at a time.
 
-    start: arrays of any floating dtype; float32 is kept. more: of create_dense (compression, consistency, split_bytes_min,
-    timeout_s). Raises BadArguments for arrays of other dtypes; ConfigError when other workers started with other values.
+    start: arrays of any floating dtype; float32 is kept. Of a table that has values already only names and shapes count. more: of
+    create_dense (dtype, compression, consistency, nonfinite, split_bytes_min, timeout_s). Raises BadArguments for arrays of other
+    dtypes; ConfigError when other workers have other names or shapes.
     """
 
     def __init__(
@@ -53,19 +53,43 @@ class Parameters:
             raise BadArguments(f"parameters {table!r}: there are none; at least one array is needed")
         self.kv = kv
         self.table = table
-        self._start: Floats = np.concatenate(
+        self._values: Floats = np.concatenate(
             [array.reshape(-1) for array in arrays.values()], dtype=np.float32, casting="same_kind"
         )
-        self._values = self._start.copy()
-        self._grads = np.zeros_like(self._start)
+        self._grads = np.zeros_like(self._values)
         self.values = self._views(self._values, arrays)
         self.grads = self._views(self._grads, arrays)
-        self._agree({name: array.shape for name, array in arrays.items()})
-        kv.create_dense(table, self._start.shape, optimizer, **more)
+        try:
+            kv.create_dense(
+                table, self._values.shape, optimizer, names={name: array.shape for name, array in arrays.items()}, **more
+            )
+        except ConfigError as error:
+            raise ConfigError(f"parameters {table!r}: other workers may have other names, shapes or settings; {error}") from error
+        self.begin(timeout_s=more.get("timeout_s"))
+
+    def begin(self, *, timeout_s: float | None = None) -> None:
+        """Take the values of the table, or make `values` the table's where it has none: at the start, and after a reset()."""
+        with self.kv.alone(f"values of {zlib.crc32(self.table.encode()):08x}", timeout_s):
+            found = self.kv.pull_versioned(self.table, timeout_s=timeout_s)
+            if min(found.versions.values()):
+                self.take(found.values)
+            else:
+                self.kv.assign(self.table, self._values, timeout_s=timeout_s)
 
     def pull(self, *, timeout_s: float | None = None) -> None:
         """Put the present values into `values`."""
         self.take(self.kv.pull(self.table, timeout_s=timeout_s))
+
+    def assign(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
+        """Make `values`, or those of these names, the table's for all workers; take the others from it."""
+        wanted = self._values if names is None else self.kv.pull(self.table, timeout_s=timeout_s).copy()
+        views = self._views(wanted, self.values)
+        changed = [name for name in (names or ()) if not np.array_equal(views[name], self.values[name])]
+        for name in changed:
+            views[name][...] = self.values[name]
+        if names is None or changed:  # what another worker has assigned is not assigned again
+            self.kv.assign(self.table, wanted, timeout_s=timeout_s)
+        self.take(wanted)
 
     def step(self, *, timeout_s: float | None = None) -> None:
         """Push `grads`, which are the caller's to change again, and put the new values into `values`."""
@@ -75,19 +99,9 @@ class Parameters:
         """step() without waiting: hand its result to take()."""
         return self.kv.submit_push_pull(self.table, self._grads, timeout_s=timeout_s)
 
-    def take(self, added: Floats) -> None:
-        """What a pull of the table gave becomes `values`: one pass over them, and no copy besides."""
-        np.add(self._start, added, out=self._values)
-
-    def _agree(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        checksum = zlib.crc32(self._start.tobytes(), zlib.crc32(repr(shapes).encode())) & CHECKSUM_MASK
-        try:
-            self.kv.create_dense(f"{self.table}.start", (), {"name": "add"}, {"name": "constant", "value": float(checksum)})
-        except ConfigError as error:
-            raise ConfigError(
-                f"parameters {self.table!r}: other workers started with other names, shapes or values: give all of them the "
-                f"same seed, or load the same file before this; {error}"
-            ) from error
+    def take(self, pulled: Floats) -> None:
+        """What a pull of the table gave becomes `values`."""
+        np.copyto(self._values, pulled)
 
     @staticmethod
     def _views(flat: Floats, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Floats]:

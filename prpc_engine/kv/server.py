@@ -88,6 +88,7 @@ class TableShard(CheckpointMethods):
             "push_pull_dense": self.push_pull_dense,
             "push_pull_versioned": self.push_pull_versioned,
             "push_pull_dense_versioned": self.push_pull_dense_versioned,
+            "assign_dense": self.assign_dense,
         }
 
     @property
@@ -265,6 +266,10 @@ class TableShard(CheckpointMethods):
     def push_pull_dense(self, table: str, *grads: Array) -> Deferred | Floats:
         """push_dense(), then the new slice."""
         return self._dense_table(table).push_pull(*grads)
+
+    def assign_dense(self, table: str, values: Floats) -> Deferred | int:
+        """Make these the values of the local slice of a dense tensor: its version."""
+        return self._dense_table(table).assign(values)
 
     def pull_versioned(self, table: str, keys: Keys) -> Deferred | list[Any]:
         """[version, pull()]."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from prpc_engine.errors import ConfigError
 from prpc_engine.kv.lane import Client
 from prpc_engine.kv.tree import Tree
 
@@ -36,3 +39,14 @@ class ServingService(Protocol):
 
     def create_server(self, name: str, obj: object, /, *, sharded: bool = False) -> Any:
         """Expose obj's public methods; sharded: obj is a factory, called once in every shard."""
+
+
+_ALONE = threading.RLock()  # of tables without a master, which are all in this process
+
+
+def alone(service: CallingService, name: str, timeout_s: float) -> AbstractContextManager[object]:
+    """A lock of that name at the master, waited for at most `timeout_s` seconds."""
+    try:
+        return service.master_client.lock(name, timeout_s)
+    except ConfigError:
+        return _ALONE

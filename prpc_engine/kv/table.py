@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +38,12 @@ import numpy.typing as npt
 from prpc_engine.errors import BadArguments
 from prpc_engine.kv.admission import Admission, Doorkeeper
 from prpc_engine.kv.changes import Changes
-from prpc_engine.kv.checks import check_keys
+from prpc_engine.kv.checks import check_grads, check_keys
 from prpc_engine.kv.compression import Compressor, received
 from prpc_engine.kv.decisions import NO_BITS, NO_KEYS, Decision, decode
 from prpc_engine.kv.duplicates import sum_duplicates
 from prpc_engine.kv.eviction import PINNED, Eviction, Evictor
-from prpc_engine.kv.gradients import Guard
+from prpc_engine.kv.gradients import Guard, staying
 from prpc_engine.kv.initializer import Initializer
 from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.replicated import Replicated
@@ -93,6 +94,7 @@ class DenseTable:
         compression: Compressor | None = None,
         nonfinite: str = "refuse",
         name: str = "",
+        is_assigned_first: bool = False,
     ) -> None:
         self.values: npt.NDArray[Any] = np.empty(shape, dtype)
         self.before_change: Callable[[Rows | None], None] | None = None
@@ -108,7 +110,8 @@ class DenseTable:
         self._compression = compression
         self._state = {name: np.full(shape, initial, np.float32) for name, initial in optimizer.state_initial.items()}
         self._flat_state = [each.reshape(-1) for each in self._state.values()]
-        self._steps = self._pulls = self._pushes = 0
+        self._steps = self._assigns = self._pulls = self._pushes = 0
+        self._is_assigned_first = is_assigned_first  # a push before that would train on nobody's values
         self._pulls_told: int | None = None
 
     def pull(self) -> Floats:
@@ -124,20 +127,16 @@ class DenseTable:
         """
         grads = received(self._whose, self._compression, parts, self.values.shape)
         grads, stay = self._guard.admit(self._whose, grads)
+        if self._is_assigned_first and not self.version:
+            raise BadArguments(f"{self._whose}: it has no values yet: assign() them first (Parameters.begin() does)")
         if self.before_change is not None:
             self.before_change(None)
         self._pushes += 1
         rate = self._optimizer.rate_at(self._steps)
         self._steps += 1
-        if stay is not None:
-            with np.errstate(invalid="ignore"):
-                before = [(column, column.reshape(len(stay), -1)[stay]) for column in self.columns().values()]
-                self._change(grads, rate)
-            for column, rows in before:
-                column.reshape(len(stay), -1)[stay] = rows
-        else:
+        with staying(self.columns().values(), stay) if stay is not None else nullcontext():
             self._change(grads, rate)
-        return self._steps
+        return self.version
 
     def _change(self, grads: Floats, rate: float) -> None:
         flat, flat_grads = self._flat, grads.reshape(-1)
@@ -148,6 +147,24 @@ class DenseTable:
             if values.dtype != flat.dtype:
                 flat[block] = values
 
+    def assign(self, values: Floats) -> int:
+        """Make these float32 of the slice's shape its values, which later pushes go on from: the version that it makes.
+
+        The optimizer's state stays, but for what values are computed from (Optimizer.settle). BadArguments, as push().
+        """
+        whose = self._whose.replace("push", "assign", 1)
+        check_grads(whose, values, self.values.shape)
+        self._guard.check(whose, values)
+        if self.before_change is not None:
+            self.before_change(None)
+        self.values[...] = values
+        if self.version:
+            self._optimizer.settle(
+                self.values.astype(np.float32), list(self._state.values()), self._optimizer.rate_at(self._steps)
+            )
+        self._assigns += 1
+        return self.version
+
     def push_pull(self, *parts: Array) -> Floats:
         """push(), then the new values."""
         self.push(*parts)
@@ -155,8 +172,8 @@ class DenseTable:
 
     @property
     def version(self) -> int:
-        """Pushes applied to it from its beginning, of all workers."""
-        return self._steps
+        """Pushes applied to it, and assigns, from its beginning, of all workers."""
+        return self._steps + self._assigns
 
     def statistics(self) -> TableStatistics:
         """Counters since creation. bytes: values and optimizer state."""
@@ -173,16 +190,18 @@ class DenseTable:
         return {"values": self.values} | self._state
 
     def scalars(self) -> dict[str, float]:
-        """The steps, and the counters of statistics()."""
-        return {"steps": self._steps, "pulls": self._pulls, "pushes": self._pushes, "rows_skipped": self._guard.rows_skipped}
+        """The steps, the assigns, and the counters of statistics()."""
+        counters = {"pulls": self._pulls, "pushes": self._pushes, "rows_skipped": self._guard.rows_skipped}
+        return {"steps": self._steps, "assigns": self._assigns, **counters}
 
     def singles(self) -> dict[str, npt.NDArray[Any]]:
         """Nothing."""
         return {}
 
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
-        """The greater of these steps and its own: several saved slices may come together in one table."""
+        """The greater of these and its own: several saved slices may come together in one table."""
         self._steps = max(self._steps, int(scalars["steps"]))
+        self._assigns = max(self._assigns, int(scalars.get("assigns", 0)))
 
     def load_counters(self, scalars: Mapping[str, float]) -> None:
         """The same of the counters: each verb goes to all slices. Those of before they were saved are 0."""

@@ -133,6 +133,7 @@ class DenseSpec(TableSpec):
     compression: Compressor | None = None
     consistency: Consistency | None = None
     nonfinite: str = "refuse"
+    names: Sequence[Any] = ()  # (name, shape) of what a tensor of one axis is made of, in order: as checkpoints have it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,6 +149,13 @@ class DenseSpec(TableSpec):
         self.initializer.check_width(1)
         self._settle("dtype", checked_storage)
         self._settle("nonfinite", checked_policy)
+        object.__setattr__(self, "names", tuple((str(name), tuple(map(_plain, shape))) for name, shape in self.names))
+        named = sum(math.prod(shape) for _, shape in self.names)
+        if self.names and (self.shape != (named,) or len(dict(self.names)) != len(self.names)):
+            raise ConfigError(
+                f"table {self.table!r}: names say {named} elements under {len(dict(self.names))} names; a tensor of one axis, of "
+                f"as many elements, and different names are allowed; its shape is {self.shape}"
+            )
         self._settle("compression", compression.from_spec)
         self._settle("consistency", consistency.from_spec)
 
@@ -165,6 +173,7 @@ class DenseSpec(TableSpec):
             optimizer=self.optimizer,
             initializer=self.initializer,
             begin=self.begin,
+            is_assigned_first=bool(self.names),
             dtype=storage_dtype(self.dtype),
             nonfinite=self.nonfinite,
         )
@@ -172,7 +181,17 @@ class DenseSpec(TableSpec):
     def to_dict(self) -> dict[str, Any]:
         own = {field: getattr(self, field) for field in ("compression", "consistency")}
         plain = {field: value and value.to_spec() for field, value in own.items()}
-        return super().to_dict() | {"shape": list(self.shape)} | plain
+        named = {"names": [[name, list(shape)] for name, shape in self.names]}
+        return super().to_dict() | {"shape": list(self.shape)} | plain | named
+
+    def stretches(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """(name, shape, begin, end) of each of `names`, in elements of the whole tensor."""
+        found, begin = [], 0
+        for name, shape in self.names:
+            end = begin + math.prod(shape)
+            found.append((name, shape, begin, end))
+            begin = end
+        return found
 
 
 def _plain(extent: Any) -> Any:

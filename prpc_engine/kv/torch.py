@@ -16,8 +16,12 @@
     embeddings               a sparse table             forward(): the batch's rows are pulled      one leaf tensor, to which
                                                         step(): their gradients are pushed          backward() goes: no copies
 
-The state of optimizers is on the servers; learning rates and their schedules are in the tables' specs. Buffers (running means of
-BatchNorm) stay with each worker. Without gradients (torch.no_grad(), eval()) embeddings are only read.
+The table holds the parameters themselves, under the names of the model's state_dict: a file of a checkpoint loads into a model
+without any server, and a restored checkpoint is every worker's model (parameters.py). Buffers (running means of BatchNorm) stay
+with each worker, so they are in no checkpoint of the tables: load_state_dict(..., strict=False), or save them yourself.
+
+The state of optimizers is on the servers (in a checkpoint's files as "optimizer/..."); learning rates and their schedules are in
+the tables' specs. Without gradients (torch.no_grad(), eval()) embeddings are only read.
 """
 
 from __future__ import annotations
@@ -117,7 +121,9 @@ class EmbeddingBag(Embedding):
 
 
 class Optimizer:
-    """The parameters of `model` and the embeddings in it, kept on the servers. Workers' models must start alike (parameters.py).
+    """The parameters of `model` and the embeddings in it, kept on the servers: the values are those of the worker that comes
+    first, or of the checkpoint that was restored, and every model takes them here (parameters.py). Later changes of a parameter
+    become the servers', for all workers: by load_state_dict() at once, others with the next step(). One worker's are enough.
 
     more: of TableWorker.create_dense (compression, consistency, split_bytes_min, timeout_s). Parameters are bound to arrays that
     all of them share; do not move the model to another device or dtype after this.
@@ -126,6 +132,7 @@ class Optimizer:
     def __init__(
         self, model: torch.nn.Module, kv: TableWorker, table: str, optimizer: TableOptimizer | Mapping[str, Any], **more: Any
     ) -> None:
+        self._root = model
         self._embeddings = [module for module in model.modules() if isinstance(module, Embedding)]
         self._model = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         start = {name: parameter.detach().to("cpu", torch.float32).numpy() for name, parameter in self._model.items()}
@@ -138,8 +145,10 @@ class Optimizer:
                 parameter.data = self._values[name]
             else:
                 self._copied.append(name)
-        self.pull()
+        self._versions: dict[str, int] = {}
+        self._hand_out()
         self.zero_grad()
+        model.register_load_state_dict_post_hook(lambda module, keys: self.assign())
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -155,8 +164,28 @@ class Optimizer:
             self.parameters.pull(timeout_s=timeout_s)
             self._hand_out()
 
+    def assign(self, *, timeout_s: float | None = None) -> None:
+        """Make the parameters that were changed here the servers', for all workers."""
+        changed = [name for name, parameter in self._model.items() if parameter._version != self._versions[name]]
+        replaced = dict(self._root.named_parameters())  # load_state_dict(assign=True) puts others in their place
+        for name, parameter in self._model.items():
+            if replaced.get(name, parameter) is not parameter:
+                self._model[name] = replaced[name]
+                changed.append(name)
+        if self.parameters is None or not changed:
+            return
+        for name in changed:
+            parameter, ours = self._model[name], self._values[name]
+            if parameter.data_ptr() != ours.data_ptr():
+                ours.copy_(parameter.detach())
+                if name not in self._copied:
+                    parameter.data = ours
+        self.parameters.assign(changed, timeout_s=timeout_s)
+        self._hand_out()
+
     def step(self, *, timeout_s: float | None = None) -> None:
         """Push all gradients, and take the new values of the parameters. timeout_s: of each push, in seconds."""
+        self.assign(timeout_s=timeout_s)
         for name, parameter in self._model.items():
             ours = self._grads[name]
             if parameter.grad is None:
@@ -174,3 +203,4 @@ class Optimizer:
         with torch.no_grad():
             for name in self._copied:
                 self._model[name].copy_(self._values[name])
+        self._versions = {name: parameter._version for name, parameter in self._model.items()}

@@ -34,6 +34,8 @@ class Tree(Protocol):
 
     def count_up(self, key: str, timeout_s: float = ...) -> int: ...
 
+    def lock(self, name: str, timeout_s: float = ...) -> contextlib.AbstractContextManager[int]: ...
+
 
 class PlacementNode:
     """See the file's head. Every verb takes ASK_TIMEOUT_S seconds at most, and raises what the master client does."""

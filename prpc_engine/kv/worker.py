@@ -21,6 +21,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,17 +40,17 @@ from prpc_engine.kv.compression import Compressor
 from prpc_engine.kv.consistency import Consistency
 from prpc_engine.kv.duplicates import sum_duplicates, unique
 from prpc_engine.kv.eviction import Eviction
-from prpc_engine.kv.future import KVFuture, PartFuture
+from prpc_engine.kv.future import KVFuture, PartFuture, finish, partitions_of
 from prpc_engine.kv.gradients import check_finite
 from prpc_engine.kv.imbalance import Balance, WorkerLooks, balance_of, share_of
 from prpc_engine.kv.initializer import Constant, Initializer
 from prpc_engine.kv.kept import kept
-from prpc_engine.kv.lane import Address, Lane, Request
+from prpc_engine.kv.lane import Lane, Request, fixed
 from prpc_engine.kv.layout import DENSE_SPLIT_BYTES_MIN, Dense, Sparse, join, restored, rows_of, spread
 from prpc_engine.kv.mending import Mending
 from prpc_engine.kv.optimizer import Optimizer
 from prpc_engine.kv.schema import Schemas
-from prpc_engine.kv.services import CallingService
+from prpc_engine.kv.services import CallingService, alone
 from prpc_engine.kv.session import Session, Versioned
 from prpc_engine.kv.table import TableStatistics
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
@@ -91,7 +92,7 @@ class TableWorker:
         ack: str = "applied",
         monotonic: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self._service = name, service
         self.call_timeout_s = call_timeout_s
         if ack not in ACKS or (ack == "replicated" and not elastic):
             raise ConfigError(f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, durable, of elastic tables replicated")
@@ -104,7 +105,7 @@ class TableWorker:
             where = Whereabouts(node, self._client, name, identity, self._session, timeout_s)
             addresses, self._locate = where.addresses(), where.locate
         else:
-            addresses = self._fixed(expected_servers)
+            addresses = fixed(self._client, name, expected_servers)
         known = Schemas(service.master_client, name) if elastic else beginnings_of(service, name)
         self._catalog = Catalog(name, len(addresses), self._session, self._ask, known)
         self._tables, add, waiter = self._catalog.layouts, Mending(self._locate).add, service.driver if elastic else None
@@ -118,16 +119,6 @@ class TableWorker:
     def server_ids(self) -> tuple[int, ...]:
         """Who holds the tables, ascending; of elastic ones, as far as this worker knows."""
         return tuple(sorted({lane.address.server_id for lane in self._lanes}))
-
-    def _fixed(self, expected_servers: int) -> list[Address]:
-        """A partition on each server: their order decides who owns which key."""
-        server_ids = self._client.server_ids
-        if len(server_ids) != expected_servers:
-            raise ConfigError(
-                f"TableWorker of {self.name!r}: {len(server_ids)} servers (ids {list(server_ids)}) are there, "
-                f"expected_servers is {expected_servers}; say the number there will be, the same in every worker"
-            )
-        return [Address(server_id) for server_id in server_ids]
 
     # Tables
 
@@ -174,6 +165,7 @@ class TableWorker:
         compression: Compressor | Mapping[str, Any] | None = None,
         consistency: Consistency | Mapping[str, Any] | None = None,
         nonfinite: str = "refuse",
+        names: Mapping[str, Sequence[int]] | None = None,
         split_bytes_min: int = DENSE_SPLIT_BYTES_MIN,
         timeout_s: float | None = None,
     ) -> None:
@@ -182,10 +174,11 @@ class TableWorker:
         dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. compression: how gradients travel
         (kv.Cast, kv.Int8, kv.TopK), else as they are; what a push loses by it this worker adds to the next. consistency: how
         far workers may run apart (kv.Sync, kv.Ssp), else as they like. nonfinite: as of create_sparse().
+        names: {name: shape} of what a tensor of one axis is made of, as checkpoints call it; its first values come by assign().
         Its rows (axis 0) are spread evenly over the servers; a new tensor below `split_bytes_min` bytes lives whole on one.
         """
         start = initializer or Constant()
-        policies: Any = (compression, consistency, nonfinite)
+        policies: Any = (compression, consistency, nonfinite, tuple((names or {}).items()))
         whole = DenseSpec(table, 0, len(self._lanes), optimizer, start, shape, 0, 0, dtype, *policies)  # type: ignore[arg-type]
         is_cut = 4 * math.prod(whole.shape) >= split_bytes_min
         self._catalog.create_dense(whole, is_cut, self._timeout(timeout_s))
@@ -245,11 +238,29 @@ class TableWorker:
 
     def push(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> None:
         """Have gradients applied: push(table, keys, grads) or push(table, grads). Those of one key are summed first."""
-        _finish(*self._push(table, arrays, timeout_s, ()))
+        finish(*self._push(table, arrays, timeout_s, ()))
+
+    def assign(self, table: str, values: npt.NDArray[Any], *, timeout_s: float | None = None) -> None:
+        """Make float32 values of its shape those of a dense tensor, for all workers, once: pushes go on from them.
+
+        The state of its optimizer stays. Pushes of others meanwhile come before, or after, on each server for itself.
+        """
+        layout, whose = self._layout(table), f"assign to table {table!r}"
+        if not isinstance(layout, Dense):
+            raise BadArguments(f"{whose}: it is sparse; dense tables are allowed")
+        whole = check_grads(whose, values, layout.shape).reshape(layout.shape or (1,))
+        seen, timeout = self._session.floors(table), self._timeout(timeout_s)
+        parts = [self._lanes[i].push("assign_dense", timeout, layout.asked, whole[begin:end]) for i, begin, end in layout.slices]
+        versions = finish(KVFuture(parts, list), parts)
+        self._session.answered(table, seen, dict(zip(partitions_of(parts), versions, strict=True)))
+
+    def alone(self, what: str, timeout_s: float | None = None) -> AbstractContextManager[object]:
+        """A lock of all workers of these tables, at the master."""
+        return alone(self._service, f"tables {self.name}: {what}", self._timeout(timeout_s))
 
     def push_pull(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> Floats:
         """push(), then pull() of the same keys, in one message each way."""
-        return _finish(*self._push_pull(table, arrays, timeout_s, ()))
+        return finish(*self._push_pull(table, arrays, timeout_s, ()))
 
     def submit_pull(self, table: str, *arrays: npt.NDArray[Any], timeout_s: float | None = None) -> KVFuture[Floats]:
         """pull() without waiting."""
@@ -271,7 +282,7 @@ class TableWorker:
     ) -> tuple[list[Request], Callable[[list[Any]], Versioned]]:
         seen = self._session.floors(table)
         parts, join_values = self._pull("_versioned", table, arrays, timeout_s)
-        return parts, self._session.versioned(table, seen, _partitions(parts), join_values)
+        return parts, self._session.versioned(table, seen, partitions_of(parts), join_values)
 
     def _pull(
         self, variant: str, table: str, arrays: Sequence[Any], timeout_s: float | None
@@ -367,7 +378,7 @@ class TableWorker:
             parts, _ = self._scatter("push", layout, keys, grads, timeout_s, users)
 
         def applied(versions: list[int]) -> None:
-            gone_back = self._session.answered(table, seen, dict(zip(_partitions(parts), versions, strict=True)), 1)
+            gone_back = self._session.answered(table, seen, dict(zip(partitions_of(parts), versions, strict=True)), 1)
             if gone_back is not None:  # this push is applied: the next verb says it
                 self._session.news.append(gone_back)
 
@@ -393,7 +404,7 @@ class TableWorker:
             if layout.cache is not None:
                 join_values = layout.cache.forgetting(keys.copy() if users else keys, join_values)
         if self._is_monotonic:
-            versioned = self._session.versioned(table, seen, _partitions(parts), join_values, 1)
+            versioned = self._session.versioned(table, seen, partitions_of(parts), join_values, 1)
             return KVFuture(parts, lambda answers: versioned(answers).values), parts
         return KVFuture(parts, join_values), parts
 
@@ -484,17 +495,3 @@ class TableWorker:
         if layout.nonfinite == "refuse":  # here, so that no server has applied its part of the push
             check_finite(f"{verb} to sparse table {table!r}", grads, keys)
         return keys, grads
-
-
-def _partitions(parts: Sequence[Request]) -> list[int]:
-    return [part.lane.partition for part in parts]
-
-
-def _finish(future: KVFuture[Value], parts: Sequence[Request]) -> Value:
-    """The result, for a caller whose arrays were sent as they are: they are not sent again once this returns."""
-    try:
-        return future.result()
-    except BaseException:  # an interrupt, say
-        for part in parts:
-            part.give_up()
-        raise

@@ -40,6 +40,11 @@ class HeldTable(Generic[Table]):
         """Answered after release()."""
         return self._later(self.table.push_pull, arrays)
 
+    def assign(self, values: Any) -> Deferred:
+        """Answered after release(). Of a dense table."""
+        assert isinstance(self.table, DenseTable)
+        return self._later(self.table.assign, (values,))
+
     def _later(self, function: Callable[..., Any], arrays: tuple[Any, ...]) -> Deferred:
         answer = Deferred()
         self._waiting.append((answer, CONTEXT.value, function, arrays))

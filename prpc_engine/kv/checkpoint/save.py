@@ -54,7 +54,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     line_crc32,
 )
 from prpc_engine.kv.checkpoint.read import check_sizes, read_chain
-from prpc_engine.kv.table_spec import TableSpec
+from prpc_engine.kv.table_spec import DenseSpec, TableSpec
 from shard import Future
 
 # Copied in one step of the shard's thread (some 1.5 ms) and written by the save's: two such buffers are all the memory it takes.
@@ -96,10 +96,18 @@ async def in_background(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class TensorFile:
-    """A new safetensors file: create(), write() all of it, finish(). Its maker calls close(), also when one of these failed."""
+    """A new safetensors file: create(), write() all of it, finish(). Its maker calls close(), also when one of these failed.
+
+    named: (name, shape) of the tensors that a column is for who opens the file, in place of one of its own name.
+    """
 
     def __init__(
-        self, files: Files, path: Path, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, npt.DTypeLike]
+        self,
+        files: Files,
+        path: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtypes: Mapping[str, npt.DTypeLike],
+        named: Mapping[str, Sequence[tuple[str, tuple[int, ...]]]] | None = None,
     ) -> None:
         self._files, self._path, self._shapes = files, path, dict(shapes)
         self._fd = -1
@@ -107,9 +115,11 @@ class TensorFile:
         header, at = {}, 0
         self._codes = {name: TYPE_CODES[np.dtype(dtypes[name]).name] for name in shapes}
         for name, shape in shapes.items():
-            end = at + TYPE_BYTES[self._codes[name]] * math.prod(shape)
-            header[name] = {"dtype": self._codes[name], "shape": list(shape), "data_offsets": [at, end]}
-            self._offsets[name], at = at, end
+            self._offsets[name] = at
+            for tensor, extents in (named or {}).get(name, [(name, shape)]):
+                end = at + TYPE_BYTES[self._codes[name]] * math.prod(extents)
+                header[tensor] = {"dtype": self._codes[name], "shape": list(extents), "data_offsets": [at, end]}
+                at = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # as the package does: data begins at a multiple of 8
         self._header = len(text).to_bytes(8, "little") + text
@@ -176,7 +186,7 @@ async def _write_table(background: Background, files: Files, path: Path, spec: T
     beside = cut.singles if cut.removed is None else {REMOVED: cut.removed} | cut.singles
     for name, array in beside.items():
         shapes[name], dtypes[name] = array.shape, array.dtype
-    async with _created(background, TensorFile(files, path, shapes, dtypes)) as file:
+    async with _created(background, TensorFile(files, path, shapes, dtypes, _named(spec, shapes))) as file:
         await _write_pieces(background, file, cut)
         await background.run(file.write, 0, beside)
         stored = await background.run(file.finish)
@@ -192,6 +202,20 @@ async def _write_table(background: Background, files: Files, path: Path, spec: T
         removed=others[0] if cut.removed is not None else None,
         singles=others if cut.removed is None else others[1:],
     )
+
+
+def _named(spec: TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """What the file's tensors are called, of columns that are not called as themselves: what a model's state_dict has by name."""
+    if not isinstance(spec, DenseSpec) or not spec.names:
+        return {}
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    for name, shape, begin, end in spec.stretches():
+        first, last = max(begin, spec.begin), min(end, spec.end)
+        if (first, last) == (begin, end):
+            tensors.append((name, shape))
+        elif first < last:
+            tensors.append((f"{name}[{first - begin}:{last - begin}]", (last - first,)))
+    return {"values": tensors} | {column: [(f"optimizer/{column}", shapes[column])] for column in shapes if column != "values"}
 
 
 @contextlib.asynccontextmanager

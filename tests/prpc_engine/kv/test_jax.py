@@ -61,5 +61,14 @@ def test_trees_that_do_not_fit_are_refused() -> None:
         tree.step(params() | {"out": jnp.ones(2)})
     with pytest.raises(BadArguments, match=r"leaf \['n'\] of 'counts' is int32"):
         kv_jax.Tree(kv, "counts", {"n": jnp.arange(3)}, SGD)
-    with pytest.raises(ConfigError, match="the same seed"):
-        kv_jax.Tree(other, "model", params(2.0), SGD)
+    with pytest.raises(ConfigError, match="other names, shapes"):
+        kv_jax.Tree(other, "model", {"out": params(2.0)["out"]}, SGD)
+
+
+def test_a_tree_that_is_assigned_is_every_workers() -> None:
+    _, (kv, other) = workers(2)
+    mine, theirs = (kv_jax.Tree(each, "model", params(), SGD) for each in (kv, other))
+    mine.assign(params(3.0))
+    jax.tree_util.tree_map(np.testing.assert_array_equal, theirs.pull(), params(3.0))
+    with pytest.raises(BadArguments, match="values of 'model'"):
+        mine.assign({"layers": []})

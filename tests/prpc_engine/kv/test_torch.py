@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_gradients_that_a_user_replaced_and_other_dtypes_are_sent_as_well() -> N
     assert model[2].bias.dtype == torch.float64
 
 
-def test_two_workers_train_one_model_and_must_start_alike() -> None:
+def test_two_workers_train_one_model_however_they_start() -> None:
     service = LocalService()
     TableServer(service)
     one, other = net(), net()
@@ -95,8 +96,12 @@ def test_two_workers_train_one_model_and_must_start_alike() -> None:
     optimizers[1].pull()
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    with pytest.raises(ConfigError, match="the same seed"):
-        kv_torch.Optimizer(net(seed=1), TableWorker(service), "net", SGD)
+    late = net(seed=1)  # its values are those of the others
+    kv_torch.Optimizer(late, TableWorker(service), "net", SGD)
+    for mine, theirs in zip(one.parameters(), late.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    with pytest.raises(ConfigError, match="other names, shapes"):
+        kv_torch.Optimizer(torch.nn.Linear(1, 1), TableWorker(service), "net", SGD)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
@@ -147,3 +152,56 @@ def test_the_demos_model_in_torch_learns_what_the_baseline_does(kv: TableWorker)
     assert evaluate(train(kv, flights, settings), flights) == pytest.approx(
         train_baseline(flights, settings).auc, abs=AUC_TOLERANCE
     )
+
+
+def files_of(folder: Path) -> dict[str, torch.Tensor]:
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    return {name: tensor for path in folder.rglob("*-table-*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def test_a_checkpoint_opens_as_the_models_state_dict_and_restores_it_elsewhere(tmp_path: Path) -> None:
+    kv, model = local_kv(), net()
+    optimizer = kv_torch.Optimizer(model, kv, "net", SGD)
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    kv.save(str(tmp_path), step=1)
+    plain = net(seed=7)
+    plain.load_state_dict(files_of(tmp_path))
+    other, kv = net(seed=8), local_kv()
+    kv.restore(str(tmp_path))
+    kv_torch.Optimizer(other, kv, "net", SGD)
+    for name, value in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], value)
+        assert torch.equal(other.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("is_assigned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("optimizer", [SGD, {"name": "ftrl", "learning_rate": 0.1}], ids=["sgd", "ftrl"])
+def test_a_state_dict_that_is_loaded_stays(optimizer: dict[str, object], dtype: torch.dtype, is_assigned: bool) -> None:
+    service = LocalService()
+    TableServer(service)
+    model, other, loaded = net().to(dtype), net(), net(seed=5).to(dtype).state_dict()
+    mine, theirs = (kv_torch.Optimizer(each, TableWorker(service), "net", optimizer) for each in (model, other))
+    model.load_state_dict({name: value.clone() for name, value in loaded.items()}, assign=is_assigned)
+    for each in (mine, theirs):
+        each.zero_grad()
+        each.step()
+    for name, value in loaded.items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(other.state_dict()[name].to(dtype), value, rtol=1e-5, atol=1e-6)
+    model(torch.ones(2, 5, dtype=dtype)).sum().backward()
+    mine.step()
+    theirs.pull()
+    assert not torch.equal(model[2].bias.detach(), loaded["2.bias"])
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.float(), two)
+
+
+def test_a_parameter_that_is_changed_in_place_is_kept_by_the_next_step() -> None:
+    model = net()
+    optimizer = kv_torch.Optimizer(model, local_kv(), "net", SGD)
+    with torch.no_grad():
+        model[2].bias.fill_(5.0)
+    optimizer.step()
+    assert model[2].bias.item() == 5.0
