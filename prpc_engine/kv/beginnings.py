@@ -14,11 +14,12 @@ from typing import Any, Protocol
 import msgspec
 
 from prpc_engine.errors import ConfigError, NodeExists, NoSuchNode, RpcError, VersionMismatch
-from prpc_engine.kv.tree import ASK_TIMEOUT_S, Tree
+from prpc_engine.kv.tree import Tree
 from prpc_engine.master.namespace import component
 from prpc_engine.master.watch import TreeEvent
 
 FOLDER = "/_epochs_"
+WATCH_TIMEOUT_S = 30.0  # for a master that a whole job asks at once, as it starts, or as the master is back
 logger = logging.getLogger("prpc")
 
 
@@ -109,16 +110,24 @@ class Beginnings:
     def remember(self) -> None:
         """Add what the master forgets again, from now on and as long as its client lives."""
         known: dict[str, str] = {}
+        missing = set[str]()
 
         def changed(event: TreeEvent) -> None:  # in the watch's own thread
+            if event.path == self.path:
+                return
             if event.value is not None:
                 known[event.path] = event.value
-            elif event.path in known and event.path != self.path:
+                missing.discard(event.path)
+            elif event.path in known:
+                missing.add(event.path)
+            for path in sorted(missing):
                 try:
-                    self._add(event.path, known[event.path], ASK_TIMEOUT_S)
+                    self._add(path, known[path], WATCH_TIMEOUT_S)
                 except NodeExists:  # another process was faster
-                    return
+                    pass
                 except RpcError as error:
-                    logger.warning("the master does not know how %s began, and cannot be told now: %s", event.path, str(error))
+                    logger.warning("the master does not know how %s began, and is told at its next news: %s", path, str(error))
+                    return
+                missing.discard(path)
 
-        self._tree.tree_watch(self.path, changed, True, timeout_s=ASK_TIMEOUT_S)
+        self._tree.tree_watch(self.path, changed, True, timeout_s=WATCH_TIMEOUT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import BadArguments, ConfigError, RpcError
+from prpc_engine.errors import BadArguments, ConfigError, DeadlineExceeded, RpcError
 from prpc_engine.kv import EpochChanged, RowsLost, TableServer, TableShard, TableWorker
+from prpc_engine.kv.beginnings import Beginnings
 from prpc_engine.kv.epochs import asked_as, outdated, parsed, read_outdated
 from prpc_engine.kv.local import LocalService
+from prpc_engine.master.watch import TreeEvent
 from tests.faults.zygote import Life
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -301,3 +303,30 @@ def test_tables_without_a_master_have_no_epochs() -> None:
     with pytest.raises(ConfigError, match="have a master"):
         worker.reset()
     assert worker.pull("clicks", KEYS).max() == 0
+
+
+def test_what_a_master_has_forgotten_is_told_until_it_has_heard_it() -> None:
+    class Forgetful:
+        """A master's tree that is away for the first request after it forgot."""
+
+        def __init__(self) -> None:
+            self.added: list[str] = []
+            self.is_away = True
+
+        def tree_watch(self, path: str, callback: Callable[[TreeEvent], object], existing: bool, timeout_s: float) -> int:
+            self.tell = callback
+            return 1
+
+        def tree_node_add(self, path: str, value: str, timeout_s: float) -> None:
+            if self.is_away:
+                self.is_away = False
+                raise DeadlineExceeded("the master is away")
+            self.added.append(f"{path} {value}")
+
+    tree = Forgetful()
+    Beginnings(tree, "kv").remember()  # type: ignore[arg-type]
+    for table in ("a", "b"):
+        tree.tell(TreeEvent(f"/_epochs_/kv/{table}", table.upper(), 1, 1))
+    for path in ("/_epochs_/kv/b", "/_epochs_/kv/a", "/_epochs_/kv", "/_epochs_/kv/unknown"):
+        tree.tell(TreeEvent(path, None, 0, 2))
+    assert sorted(tree.added) == ["/_epochs_/kv/a A", "/_epochs_/kv/b B"]
