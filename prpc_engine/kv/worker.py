@@ -210,8 +210,9 @@ class TableWorker:
         """Bring the newest whole checkpoint of `folder` back: the step it was saved with. The servers may be more or fewer now.
 
         Its tables are made, or take the place of those of the same name and spec; others stay. This worker then knows them all;
-        other workers create them as always, and find them. A dense tensor that this worker has created stays cut as it is. Raises
-        CheckpointError when none is whole, ConfigError when a table is there with another spec; nothing has changed then.
+        other workers create them as always, and find them, or are told by EpochChanged that what they knew began again. A dense
+        tensor that this worker has created stays cut as it is. Raises CheckpointError when none is whole, ConfigError when a
+        table is there with another spec; nothing has changed then.
         """
         found: dict[int, dict[str, TableSpec]] = {}
 

@@ -261,6 +261,9 @@ class CheckpointMethods:
             raise Busy("a save is about to cut these tables")
         _, specs, tables, extras = self._loaded
         self._check_specs(specs)  # again: some may have been created meanwhile
+        for name, (epoch, _) in (epochs or {}).items():
+            if self._epochs.get(name, (0, -1))[0] >= epoch:
+                raise CheckpointError(f"another restore or reset of table {name!r} came between: restore again")
         self._loaded = self._known = self._cut_at = None
         self._take_extras(extras)
         self._specs.update(specs)

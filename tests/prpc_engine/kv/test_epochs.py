@@ -15,8 +15,9 @@ from prpc_engine import Master, RpcService
 from prpc_engine.errors import BadArguments, ConfigError, DeadlineExceeded, RpcError
 from prpc_engine.kv import EpochChanged, RowsLost, TableServer, TableShard, TableWorker
 from prpc_engine.kv.beginnings import Beginnings
+from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.epochs import asked_as, outdated, parsed, read_outdated
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.local import LocalService, run_to_end
 from prpc_engine.master.watch import TreeEvent
 from tests.faults.zygote import Life
 from tests.ports import address_of, hold_port
@@ -330,3 +331,20 @@ def test_what_a_master_has_forgotten_is_told_until_it_has_heard_it() -> None:
     for path in ("/_epochs_/kv/b", "/_epochs_/kv/a", "/_epochs_/kv", "/_epochs_/kv/unknown"):
         tree.tell(TreeEvent(path, None, 0, 2))
     assert sorted(tree.added) == ["/_epochs_/kv/a A", "/_epochs_/kv/b B"]
+
+
+def test_a_restore_that_a_reset_has_overtaken_changes_nothing(tmp_path: Path) -> None:
+    service = LocalService()
+    TableServer(service)
+    worker, (shard,) = TableWorker(service), service.servers["kv"]
+    assert isinstance(shard, TableShard)
+    worker.create_sparse("t", 1, ADD)
+    worker.push("t", KEYS, ONES)
+    worker.save(str(tmp_path), step=1)
+    spec = shard.tables["t"][0].to_dict()
+    name, _, _ = run_to_end(shard.checkpoint_find(str(tmp_path)))
+    run_to_end(shard.checkpoint_load("0" * 16, str(tmp_path), name, {"t": spec}, 0, 1))
+    assert shard.create_table(spec, 9, shard.life)
+    with pytest.raises(CheckpointError, match="another restore or reset of table 't' came between"):
+        shard.checkpoint_swap("0" * 16, {"t": (8, 1)})
+    assert shard.pull(asked_as("t", 9), KEYS).max() == 0
