@@ -87,7 +87,7 @@ def test_a_service_lives_as_long_as_what_it_made_is_held(master: Master) -> None
         gc.collect()
         assert client.call("echo", 1, timeout_s=PATIENCE_S) == 1
         assert other.create_client("kept", timeout_s=PATIENCE_S).call("echo", 2, timeout_s=PATIENCE_S) == 2
-        assert master_client.generate_id("key") == 0
+        assert master_client.generate_id("key") >= 0
         kept = [client, server, master_client]
         del client, server, master_client
         with pytest.warns(ResourceWarning, match=SAID):
