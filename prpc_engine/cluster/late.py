@@ -149,6 +149,7 @@ class Late:
         return is_wanted
 
     def _keep(self, there: _Step, source: int, tensors: dict[str, Tensor]) -> bool:
+        tensors = {key: tensor for key, tensor in tensors.items() if (source, key) not in there.tensors}
         nbytes = _bytes_of(tensors.values())
         if self.nbytes + nbytes > self._bytes_max or self._count + len(tensors) > TENSORS_MAX:
             return not tensors

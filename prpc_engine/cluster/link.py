@@ -25,7 +25,7 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.address import Address
-from prpc_engine.call import NEVER, PASSED, Call
+from prpc_engine.call import PASSED, Call
 from prpc_engine.cluster.control import (
     CONTROL_TARGET,
     DATA_TARGET,
@@ -79,21 +79,20 @@ class Errand(Future):
     timer: Timer | None = None
     call: Call | None = None
     straggle: Callable[[], Settle] | None = None
+    claims: list[bool] = []  # noqa: RUF012 - a Struct copies it; one where there is `straggle`: for who leaves the call behind
     late: Callable[[Errand, BaseException], bool] | None = None  # ends it; the link's
 
     def cancel(self, error: BaseException | None = None) -> bool:
         """Nobody waits for it any more; the task is told."""
-        call = self.call  # which the reactor takes away when it is answered
-        if call is None or self.straggle is None:
-            ended = Future.cancel(self, error)
-            if call is not None:
-                call.cancel()
-            return ended
-        settle = self.straggle()
+        if self.finished:
+            return False
+        settle = None if self.straggle is None else self.straggle()
         ended = Future.cancel(self, error)
-        self._leave_behind(call, settle, ended)
-        if ended and call.table is not None:
-            call.table.send_cancel(call.call_id)
+        call = self.call  # after its end: whoever sends it sets this, and looks for the end after that
+        if settle is not None:
+            self._leave_behind(call if ended else None, settle, True)
+        elif call is not None:
+            call.cancel()
         return ended
 
     def failed(self, call: Call, error: BaseException) -> bool:
@@ -101,17 +100,36 @@ class Errand(Future):
         if call.deadline != PASSED or self.straggle is None or self.late is None:
             return False
         settle = self.straggle()
+        ended = self.late(self, error)
         call.outlive()
-        self._leave_behind(call, settle, self.late(self, error))
+        self._leave_behind(call if ended else None, settle, False)
         return True
 
-    def _leave_behind(self, call: Call, settle: Settle, ended: bool) -> None:
-        """The call goes on, but where the errand has its answer after all."""
-        self.call = None
-        if ended:
-            call.add_done_callback(lambda done: settle(done._outcome if done.finished == VALUE else None))
-        else:
+    def sent(self, call: Call, answered: Callable[[Future], object]) -> None:
+        """Its request is on its way, and it may have ended meanwhile."""
+        self.call = call
+        call.add_done_callback(answered)
+        if not self.finished:
+            return
+        if self.straggle is None:
+            call.cancel()
+        elif self.finished != VALUE:
+            self._leave_behind(call, self.straggle(), True)
+
+    def _leave_behind(self, call: Call | None, settle: Settle, tells: bool) -> None:
+        """The call goes on without the errand, once: two threads may find at the same time that it has ended. `tells`: the task
+        does not know yet."""
+        try:
+            claim = self.claims.pop() if call is not None else None
+        except IndexError:
+            claim = None
+        if call is None or claim is None:  # another thread has ended it, or sends it still, and sees to this
             settle(None)
+            return
+        self.call = None
+        call.add_done_callback(lambda done: settle(done._outcome if done.finished == VALUE else None))
+        if tells and call.table is not None:
+            call.table.send_cancel(call.call_id)
 
 
 class Link:
@@ -186,6 +204,7 @@ class Link:
             is_patient=is_patient,
             straggle=straggle,
             late=self._late,
+            claims=[True],
         )
         peer = self.peer
         if peer is not None and not peer.lost and self._waiting is None:
@@ -216,15 +235,7 @@ class Link:
         except Exception as error:
             self._fail(errand, error)
             return
-        if call.client is not None and call.deadline == NEVER:
-            return  # it straggles already: its deadline passed while this thread stood still
-        errand.call = call
-        call.add_done_callback(partial(self._answered, errand))
-        if errand.finished:  # given up while it was sent
-            errand.cancel()
-            if errand.straggle is not None:
-                errand._leave_behind(call, errand.straggle(), True)
-                peer.calls.send_cancel(call.call_id)
+        errand.sent(call, partial(self._answered, errand))
 
     def _answered(self, errand: Errand, call: Future) -> None:
         errand.call = None

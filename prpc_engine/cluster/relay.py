@@ -34,7 +34,7 @@ from prpc_engine.cluster.cores import take_cores
 from prpc_engine.config import TlsSettings, allow_from
 from prpc_engine.context import calling_peer
 from prpc_engine.deferred import Deferred
-from prpc_engine.errors import ConfigError, RemoteError
+from prpc_engine.errors import Cancelled, ConfigError, RemoteError
 from prpc_engine.master.protocol import FixedRoute
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
@@ -197,7 +197,10 @@ class _Relay:
         under_way = self._under_way[asker]
         under_way.add(call)
 
+        withdrawn: list[BaseException] = []
+
         def withdraw(error: BaseException) -> bool:
+            withdrawn.append(error)
             if call.table is not None:
                 call.table.send_cancel(call.call_id)
             return True
@@ -208,6 +211,8 @@ class _Relay:
             under_way.discard(call)
             if call.finished == VALUE:
                 answer.reply(call._outcome)
+            elif withdrawn and isinstance(call._outcome, Cancelled):
+                answer.fail(withdrawn[0])  # why: it was not cancelled by itself
             else:
                 error = call._outcome
                 answer.fail(_raised_again(error) if isinstance(error, RemoteError) else error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from prpc_engine import Server, ServerConfig
+from prpc_engine.call import Call, CallTable
 from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, late
 from prpc_engine.cluster.late import Late
+from prpc_engine.cluster.link import Errand
 from prpc_engine.errors import Cancelled, DeadlineExceeded
 from shard import PeerLostError
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
@@ -227,3 +230,54 @@ def test_the_end_of_a_step_settles_what_is_waited_for_and_drops_what_is_kept() -
     there.settle(other, [ONE])
     assert there.take(1, 1, ["a"]) == {"a": ONE}
     assert there.steps == 0
+
+
+# -- who leaves a request behind -----------------------------------------------------------------------------------------
+
+
+class Ends:
+    """An errand on its way, and what ends it."""
+
+    def __init__(self) -> None:
+        self.settled: list[object] = []
+        self.table = CallTable()
+        self.told: list[int] = []
+        self.table.send_cancel = self.told.append
+        self.errand = Errand(straggle=lambda: self.settled.append, claims=[True], late=lambda one, error: one.set_error(error))
+        self.call = Call(table=self.table, call_id=1, client=self.errand)
+        self.table.in_flight[1] = self.call
+
+    def cancel(self) -> None:
+        self.errand.cancel()
+
+    def expire(self) -> None:
+        self.call.deadline = 1.0
+        self.table.find_late(1.0)
+        self.table.end_late(lambda call: DeadlineExceeded("late"))
+
+    def send(self) -> None:
+        self.errand.sent(self.call, lambda done: self.errand.set_result(done._outcome) if done.finished == 1 else None)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["cancel", "expire", "send"])), ids="-".join)
+def test_a_request_is_left_behind_once_in_whichever_order_its_end_and_its_sending_come(order: tuple[str, ...]) -> None:
+    ends = Ends()
+    for what in order:
+        getattr(ends, what)()
+    assert ends.errand.done()
+    assert not ends.call.done()
+    assert 1 in ends.told
+    del ends.table.in_flight[1]
+    ends.call.set_result(["a tensor"])
+    assert [one for one in ends.settled if one is not None] == [["a tensor"]]
+
+
+@pytest.mark.parametrize("end", ["cancel", "expire"])
+def test_a_request_that_was_answered_in_time_leaves_nothing_behind(end: str) -> None:
+    ends = Ends()
+    ends.send()
+    del ends.table.in_flight[1]
+    ends.call.set_result(["a tensor"])
+    getattr(ends, end)()
+    assert ends.errand.result() == ["a tensor"]
+    assert [one for one in ends.settled if one is not None] == []
