@@ -73,6 +73,8 @@ INLINE_BYTES_MAX = 16 << 10
 # The largest record, so that a few always fit the ring at once; larger bodies are lent.
 RECORD_PART_OF_RING = 4
 RECORDS_PER_TURN = 64
+# Of copies for one peer that has not read them, however little its share of a small slab is: a usual tensor or two.
+WAITING_BYTES_MIN = 64 << 20
 
 # With messages waiting for room in a full ring we do not sleep for long: nobody rings when there is room again.
 FULL_RING_PARK_S = 0.001
@@ -223,7 +225,8 @@ class ShmConnection(Connection[Record]):
                 place = slab.allocate(nbytes, self._holder)
             except ShmFull as full:
                 if len(copies) == 1:
-                    self._hold_back(nbytes, min(self.limits.outbox_bytes_max, int(self._holder.share * slab.budget_bytes)))
+                    share = max(WAITING_BYTES_MIN, int(self._holder.share * slab.budget_bytes))
+                    self._hold_back(nbytes, min(self.limits.outbox_bytes_max, share))
                 self._tell_of_spilling(full)
                 spilled.append(block.copy())
                 return _pack_descriptor(nbytes, 0, 0, SPILLED, 0)
