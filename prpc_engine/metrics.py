@@ -84,6 +84,7 @@ PEER = (
     Figure("sent_bytes", "counter", "Bytes sent, arrays lent in place included.", attrgetter("traffic.bytes_sent")),
     Figure("received_bytes", "counter", "Bytes received, arrays borrowed included.", attrgetter("traffic.bytes_received")),
     Figure("ring_full", "counter", "Records that found their ring full.", attrgetter("traffic.full_waits")),
+    Figure("arrays_spilled", "counter", "Arrays that found no room in shared memory.", attrgetter("traffic.arrays_spilled")),
 )
 TRANSPORT_LABELS = ("transport", "shard")
 TRANSPORT = tuple(figure for figure in PEER if figure.kind == "counter")
