@@ -2,7 +2,7 @@
 
 Names of services, sessions, certificates and methods come from peers, and a newline in one would begin a line of the peer's
 making in the log; other control characters move the cursor of a terminal. ONE_LINE is a filter of both loggers, "shard" and
-"prpc". Tracebacks go through exc_info, which it leaves alone.
+"prpc". Tracebacks go through exc_info, which it leaves alone, as it does Lines.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ def escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+class Lines(str):
+    """A text of our own that has several lines, as a stack of calls: a record that is such a text stays as it is."""
+
+
 class OneLine(logging.Filter):
     """Lets every record through, on one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Rewrite a record that holds control characters; others cost one look."""
+        if type(record.msg) is Lines:
+            return True
         message = record.getMessage()
         if _CONTROL.search(message):
             record.msg, record.args = escaped(message), ()

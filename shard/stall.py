@@ -36,6 +36,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple, Protocol
 
+from shard.one_line import Lines
+
 # Long enough that neither a lost core (10 ms on a busy machine) nor a collection of garbage is taken for a handler, short
 # enough that one is named before anybody's deadline or heartbeat (seconds) suffers. asyncio's debug mode has the same figure.
 STALL_BUDGET_S = 0.1
@@ -220,11 +222,12 @@ class StallDetector:
         else:  # the frame may be that of the next turn: what this one was seen in before, if it was, stays its name
             stack = ""
         untold = f" ({finding.untold} other stalls went untold in the last minute)" if finding.untold else ""
-        self._report(
+        text = (
             f"{self._name}: {self._handler} has held the reactor for {finding.lasted_s:.2f} s, {self._check.budget_s:g} s are "
             f"allowed: nobody else is answered here; let it await now and then, or run it in a thread or another shard{untold}"
-            f"\n{stack}".rstrip()
+            f"\n{stack}"
         )
+        self._report(Lines(text.rstrip()))
 
 
 class _Watch:

@@ -15,7 +15,7 @@ from prpc_engine.allow import AllowList, Rule
 from prpc_engine.config import TlsSettings, load_limits, tls_from
 from prpc_engine.message import method_key
 from prpc_engine.server import Server
-from shard.one_line import escaped
+from shard.one_line import Lines, escaped
 from tests.certificates import Authority
 from tests.prpc_engine.peers import TARGET, Pair, Route
 
@@ -71,6 +71,11 @@ def test_a_traceback_still_has_its_lines(caplog: pytest.LogCaptureFixture) -> No
         logging.getLogger("prpc").exception("it failed")
     assert caplog.messages == ["it failed"]
     assert "Traceback" in caplog.text and caplog.text.count("\n") > 3
+
+
+def test_a_stack_of_calls_still_has_its_lines(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("shard").warning(Lines("a handler has held the reactor\n  File x"))
+    assert caplog.messages == ["a handler has held the reactor\n  File x"]
 
 
 def test_ordinary_texts_stay_as_they_are() -> None:
