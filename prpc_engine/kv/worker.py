@@ -198,11 +198,11 @@ class TableWorker:
     ) -> None:
         """Write a checkpoint of all tables while training goes on; it is on the disk when this returns.
 
-        folder: an absolute path on the servers' machines, one that all of them see. keep: that many of the newest are kept, with
-        what they lie over; None keeps all. full_every: one of so many is full, the others hold of sparse tables only what changed
-        since the one before (and are full as well after a restart, a restore, or a save elsewhere). What of the pushes under way
-        is in it: checkpoint/methods.py. Raises CheckpointError, and then the checkpoints before it are as they were; ConfigError
-        for a folder, step, keep or full_every that is not allowed.
+        folder: an absolute path on the servers' machines, one that all of them see. keep: so many of the newest are kept, with
+        what they lie over; None: all. full_every: one of so many is full, others hold of sparse tables what changed since the one
+        before (and are full, too, after a restart, a restore, or a save elsewhere). Within timeout_s it waits for other saves and
+        for partitions that are being copied. Which pushes under way are in it: checkpoint/methods.py. Raises CheckpointError;
+        those before it are as they were then; ConfigError: a folder, step, keep or full_every is not allowed.
         """
         self._rounds(timeout_s).save(folder, step, keep, full_every)
 

@@ -13,7 +13,7 @@ import pytest
 from prpc_engine import RpcService
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import ElasticServer, TableServer, TableWorker
-from prpc_engine.kv.checkpoint import CheckpointError, rounds, verify
+from prpc_engine.kv.checkpoint import CheckpointError, methods, rounds, verify
 from prpc_engine.kv.hosted import Hosted
 from tests.prpc_engine.kv.checkpoint.jobs import local_job
 from tests.prpc_engine.kv.elastic_processes import elastic_world
@@ -64,7 +64,8 @@ def test_a_save_waits_while_a_partition_is_copied(tmp_path: Path, pauses: list[f
 
 
 @pytest.mark.parametrize("is_elastic", [True, False])
-def test_workers_that_save_at_the_same_time_all_save(tmp_path: Path, is_elastic: bool) -> None:
+def test_workers_that_save_at_the_same_time_all_save(tmp_path: Path, is_elastic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "HOLD_S_MAX", PATIENCE_S)  # a busy machine may take longer from enter to cut
     with elastic_world() as (master, watcher), RpcService(master.address) as other:
         if is_elastic:
             servers = [ElasticServer(service, partitions=4, servers=2) for service in (watcher.service, other)]
@@ -90,7 +91,7 @@ def test_workers_that_save_at_the_same_time_all_save(tmp_path: Path, is_elastic:
             thread.start()
         for thread in threads:
             thread.join(2 * PATIENCE_S)
-        assert not errors
+        assert errors == []
         assert [each.fault for each in verify(tmp_path)] == [""] * (SAVERS * SAVES)
         if is_elastic:
             for server in servers:
