@@ -80,17 +80,16 @@ class WorkerLooks:
     """What the partitions say of workers, from look to look. Owned by one TableWorker."""
 
     def __init__(self) -> None:
-        self._before: dict[int, int] = {}  # worker -> pushes
+        self._before: dict[str, int] = {}  # of each worker: its pushes
         self._looked = 0.0
 
     def shares(self, now: float, partitions: Iterable[Iterable[Sequence[Any]]]) -> tuple[WorkerShare, ...]:
-        """Of what TableShard.workers() said in each of them."""
-        names: dict[int, str] = {}
-        pushes: dict[int, int] = {}
-        lags: dict[int, dict[str, Lag]] = {}
+        """Of what TableShard.workers() said in each of them. A worker is known by its name: each server has a number of its own
+        for it (shard/callers.py)."""
+        pushes: dict[str, int] = {}
+        lags: dict[str, dict[str, Lag]] = {}
         for workers in partitions:
-            for worker, name, count, tables in workers:
-                names[worker] = name
+            for _, worker, count, tables in workers:
                 pushes[worker] = pushes.get(worker, 0) + count
                 worst = lags.setdefault(worker, {})
                 for table, lag in tables.items():
@@ -101,7 +100,7 @@ class WorkerLooks:
         else:  # another thread's look began later and came first: that one stays, and there is no time for a rate
             elapsed_s = float("inf")
         rates = {worker: max(0, count - before.get(worker, count)) / elapsed_s for worker, count in pushes.items()}
-        shares = [WorkerShare(names[worker], count, rates[worker], lags[worker]) for worker, count in pushes.items()]
+        shares = [WorkerShare(worker, count, rates[worker], lags[worker]) for worker, count in pushes.items()]
         return tuple(sorted(shares, key=lambda share: share.held_up_s, reverse=True))
 
 
