@@ -44,7 +44,7 @@ class Repeats:
 
     def answer(self, peer: Peer, call_id: int) -> bool:
         """Whether that call runs or ran here already: its caller has the answer, or will get it."""
-        entry = self.window.find((peer.connection.peer_incarnation, call_id))
+        entry = self.window.find((peer.connection.peer_name, call_id))
         if entry is None:
             return False
         if entry.running is not None:
@@ -59,7 +59,7 @@ class Repeats:
     def refusal(self, peer: Peer, call_id: int, key: int, is_repeat: bool) -> str | None:
         """Why that call can neither be run, since it may have been before, nor be answered; None: it can."""
         connection = peer.connection
-        call = connection.peer_incarnation, call_id
+        call = connection.peer_name, call_id
         entry = self.window.find(call)
         if entry is not None:
             first_key, first = entry.asked
@@ -122,7 +122,7 @@ def _is_the_same(one: PeerIdentity, other: PeerIdentity) -> bool:
 
 
 def _identity(job: Job) -> Identity:
-    return job.peer.connection.peer_incarnation, job.call_id
+    return job.peer.connection.peer_name, job.call_id
 
 
 def _move(job: Job, peer: Peer) -> None:

@@ -422,9 +422,9 @@ class TransportContract:
         self, sides: tuple[Side, Side]
     ) -> None:
         one, two = sides
-        connector, acceptor = (one, two) if one.connection.peer_incarnation == 7 else (two, one)
-        assert connector.connection.peer_incarnation == 7
-        assert acceptor.connection.peer_incarnation == (connector.connection.known_as or 7)  # 0 in one process
+        assert one.connection.peer_incarnation == two.connection.peer_incarnation == 7
+        connector, acceptor = (one, two) if two.connection.peer_name else (two, one)
+        assert acceptor.connection.peer_name == (connector.connection.known_as or 7)  # 0 in one process
 
     def test_nobody_at_the_address_is_unreachable_at_once(self, world: World) -> None:
         world.listener.close()

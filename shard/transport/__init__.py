@@ -69,7 +69,8 @@ class Connection(ABC, Generic[Item]):
     def __init__(self, peer: str, limits: Limits) -> None:
         self.peer = peer
         self.limits = limits
-        self.peer_incarnation = 0  # accepted: the name that the peer proved (callers.py); else what the acceptor says it is
+        self.peer_incarnation = 0  # what the peer says it is, to all nodes alike
+        self.peer_name = 0  # accepted: what the peer is called here, which it has proved (callers.py)
         self.known_as = 0  # not accepted: this side's name at the peer, the same over all connections where that knew it
         self.peer_identity = PeerIdentity()
         self.reactor: Reactor | None = None

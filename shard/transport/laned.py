@@ -67,7 +67,7 @@ class LanedListener(Listener):
                 self._reactor.call_later(self._node.limits.handshake_s, partial(self._give_up, greeting))
             return
         connection = self._make(lanes)
-        connection.peer_incarnation = lanes[0].exchange.caller
+        connection.peer_incarnation, connection.peer_name = exchange.peer_incarnation, lanes[0].exchange.caller
         connection.peer_identity = greeting.peer_identity
         connection.attach(self._reactor)
         self._accept(connection)

@@ -203,7 +203,7 @@ class MemoryTransport(Transport):
             raise UnreachableError(f"nobody listens at {address}")
         reactor, accept = found
         ours, theirs = pair(self._node.limits, self._slab, self._weather)
-        ours.peer_incarnation = theirs.peer_incarnation = self._node.incarnation
+        ours.peer_incarnation = theirs.peer_incarnation = theirs.peer_name = self._node.incarnation
         secret = self._node.secret_name if self._node.secret else ""
         ours.peer_identity = theirs.peer_identity = PeerIdentity(secret=secret, same_user=True)
 

@@ -42,7 +42,7 @@ class ShmListener(Listener):
         segment = Segment.attach(fds[0], size_bytes_max=rings_bytes(max(limits.ring_bytes, limits.ring_bytes_max)))
         connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", limits, self._slab)
         fds.clear()  # it was the segment's, which is used up
-        connection.peer_incarnation = greeting.exchange.caller
+        connection.peer_incarnation, connection.peer_name = greeting.exchange.peer_incarnation, greeting.exchange.caller
         connection.peer_identity = greeting.peer_identity
         try:
             greeting.accepted()
