@@ -25,8 +25,8 @@ DEDUPE = "tests/prpc_engine/test_dedupe.py"
 LEDGER = "tests/prpc_engine/kv/test_ledger.py"
 LEASES = "tests/shard/test_leases.py"
 HANDSHAKE = "tests/shard/test_handshake.py"
-CHECKPOINT = "tests/prpc_engine/kv/checkpoint"
-JOURNAL = "tests/prpc_engine/test_journal.py"
+ON_DISK = "tests/prpc_engine/test_on_disk.py"
+IDENTITY = "tests/prpc_engine/test_identity.py"
 FRAME = "tests/shard/test_frame.py"
 HOSTILE = "tests/prpc_engine/test_archive_hostile.py"
 
@@ -59,6 +59,41 @@ MUTATIONS = (
         'return kind == "any" or identity.same_user',
         'return kind == "any" or True',
         ALLOW,
+    ),
+    Mutation(
+        "the allow list is not asked for plain methods",
+        "prpc_engine/server.py",
+        "        if self._allow is not None and self._forbids(peer, call_id, key):\n            return\n        try:",
+        "        if False:\n            return\n        try:",
+        IDENTITY,
+    ),
+    Mutation(
+        "the allow list is not asked for async, stream and once methods",
+        "prpc_engine/server.py",
+        "if self._allow is not None and self._forbids(peer, call_id, key):\n            return\n        if self._is_doubled",
+        "if False:\n            return\n        if self._is_doubled",
+        IDENTITY,
+    ),
+    Mutation(
+        "a repeat of another method or peer is answered",
+        "prpc_engine/repeats.py",
+        "if first_key != key or not _is_the_same(first, connection.peer_identity):",
+        "if False:",
+        IDENTITY,
+    ),
+    Mutation(
+        "a name is believed without its proof",
+        "shard/callers.py",
+        "return hmac.compare_digest(proof, known.proof(transcript))",
+        "return True",
+        HANDSHAKE,
+    ),
+    Mutation(
+        "an acceptor believes any proof of the secret",
+        "shard/handshake.py",
+        "if not hmac.compare_digest(proof, expected):",
+        "if False:",
+        HANDSHAKE,
     ),
     # -- who is there --------------------------------------------------------------------------------------------------
     Mutation(
@@ -196,20 +231,41 @@ MUTATIONS = (
         "prpc_engine/kv/checkpoint/files.py",
         "FILE_MODE, FOLDER_MODE = 0o600, 0o700",
         "FILE_MODE, FOLDER_MODE = 0o666, 0o777",
-        CHECKPOINT,
+        ON_DISK,
     ),
     Mutation(
         "the journal can be read by others",
         "prpc_engine/master/journal.py",
         "FILE_MODE, FOLDER_MODE = 0o600, 0o700",
         "FILE_MODE, FOLDER_MODE = 0o666, 0o777",
-        JOURNAL,
+        ON_DISK,
     ),
     Mutation(
         "what the journal acknowledged is not on the disk",
         "prpc_engine/master/journal.py",
         "os.fdatasync(self._fd)",
         "os.fstat(self._fd)",
-        JOURNAL,
+        ON_DISK,
+    ),
+    Mutation(
+        "a checkpoint counts before its data are on the disk",
+        "prpc_engine/kv/checkpoint/files.py",
+        '        """What was written is on the disk when this returns."""\n        os.fsync(fd)\n',
+        '        """What was written is on the disk when this returns."""\n',
+        ON_DISK,
+    ),
+    Mutation(
+        "a checkpoint counts before its name is on the disk",
+        "prpc_engine/kv/checkpoint/files.py",
+        "    try:\n        os.fsync(fd)\n    finally:",
+        "    try:\n        pass\n    finally:",
+        ON_DISK,
+    ),
+    Mutation(
+        "the journal follows a link",
+        "prpc_engine/master/journal.py",
+        "os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC",
+        "os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC",
+        ON_DISK,
     ),
 )

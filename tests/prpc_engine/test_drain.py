@@ -140,7 +140,7 @@ def test_a_drain_waits_for_what_ends_and_takes_nothing_new_meanwhile() -> None:
         server = service.create_server("test", handlers)
         client = service.create_client("test", timeout_s=PATIENCE_S, retry=prpc_engine.RetryPolicy(attempts_max=1, unsent_max=1))
         call = client.submit("wait", timeout_s=None)
-        served = service._node.servers[server._targets[0]]
+        served = service._node.servers[server._target]
         wait_until(lambda: served.tasks, "the call's begin")
         closing = threading.Thread(target=server.close, args=(PATIENCE_S,))
         closing.start()

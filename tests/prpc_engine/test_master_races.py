@@ -355,7 +355,7 @@ def test_a_server_that_is_taken_back_while_it_is_registered_again_is_taken_back(
 ) -> None:
     first = Master(place)
     with RpcService(first.address) as node:
-        (target,) = node.create_server("test", {"who": lambda: "me"})._targets
+        target = node.create_server("test", {"who": lambda: "me"})._target
         was = at_registration_anew(monkeypatch, lambda session: session.deregister_server(target))
         with replaced(first) as second:
             assert was.wait(PATIENCE_S)
