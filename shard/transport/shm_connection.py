@@ -556,6 +556,7 @@ class ShmConnection(Connection[Record]):
         )
         self._poll_ring = self._consumer.poll
         self._outgoing_words = self._incoming_words = NO_WORDS
+        self._unread.let_go(NO_WORDS)
 
     def _let_go_in_fork(self) -> None:
         """The rings stay the parent's alone: arrays that end here return no lease, whatever is called here."""

@@ -38,3 +38,9 @@ class Unread:
         while written and written[0][0] <= head:
             self.nbytes -= written.popleft()[1]
         return self.nbytes
+
+    def let_go(self, no_words: memoryview) -> None:
+        """The connection has ended, or this is a fork: look at `no_words` from now on, and hold the ring's memory no longer."""
+        self._words = no_words
+        self._written = deque()
+        self.nbytes = 0
