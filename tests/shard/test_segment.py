@@ -348,7 +348,7 @@ def test_a_name_whose_maker_forked_goes_with_the_maker() -> None:
     """The lock is the maker's: a child that lives on does not hold it."""
     program = (
         "import os, sys\nfrom shard.segment import Segment\nsegment = Segment.create(4096, keep_name=True)\n"
-        "if os.fork():\n    print(segment.name, flush=True)\n    os.kill(os.getpid(), 9)\nsys.stdin.read()\nos._exit(0)"
+        "if not os.fork():\n    print(segment.name, flush=True)\n    os.kill(os.getppid(), 9)\nsys.stdin.read()\nos._exit(0)"
     )
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
