@@ -25,6 +25,7 @@ import logging
 import os
 import socket
 import struct
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -130,6 +131,7 @@ class ShmConnection(Connection[Record]):
         self._arrays_spilled = 0
         self.notes.on_spill = self._on_spill
         self._segments_told: set[int] = set()
+        self._telling = threading.Lock()  # of each segment once: the peer takes a second note of it for a fault
         self._drops_seen = 0  # of the slab's segments
         self._bytes_borrowed = 0  # in all
         self._records_received = 0
@@ -267,14 +269,17 @@ class ShmConnection(Connection[Record]):
         self._arrays_spilled += 1
 
     def _tell_segment(self, number: int) -> None:
-        segment = self._slab.segment(number)
-        fd = segment.read_only_fd()  # a peer reads our blocks and writes its own
-        try:
-            self.notes.hand_over(SEGMENT, number, [fd], segment.size_bytes)
-        finally:
-            os.close(fd)
-        # failpoint: connection.segment_told
-        self._segments_told.add(number)
+        with self._telling:
+            if number in self._segments_told:  # by another thread meanwhile
+                return
+            segment = self._slab.segment(number)
+            fd = segment.read_only_fd()  # a peer reads our blocks and writes its own
+            try:
+                self.notes.hand_over(SEGMENT, number, [fd], segment.size_bytes)
+            finally:
+                os.close(fd)
+            # failpoint: connection.segment_told
+            self._segments_told.add(number)
 
     def _tell_drops(self) -> None:
         """Segments that the slab gave back need not stay mapped over there. What finds no room is told with a later lease."""

@@ -65,6 +65,28 @@ class TestShm(TransportContract):
         array[500] = 99
         assert two.messages[0][1][0][500] == 99
 
+    def test_two_threads_that_first_lend_of_a_segment_tell_the_peer_of_it_once(
+        self, world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, two = sides
+        slab: Slab = one.connection._slab  # type: ignore[attr-defined]
+        both, found = threading.Barrier(2), slab.segment
+
+        def segment(number: int) -> Any:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # for the other thread to be here, too, if it can
+            return found(number)
+
+        monkeypatch.setattr(slab, "segment", segment)
+        arrays = [slab.empty(100_000, np.uint8) for _ in range(2)]
+        threads = [threading.Thread(target=one.connection.send, args=(b"", [array])) for array in arrays]
+        for thread in threads:
+            thread.start()
+        world.turn_until(lambda: len(two.messages) == 2 or two.ends)
+        for thread in threads:
+            thread.join()
+        assert not two.ends
+
     def test_a_lease_lasts_as_long_as_any_view_and_comes_back_once(self, world: World, sides: tuple[Side, Side]) -> None:
         one, two = sides
         lendings = one.connection._lendings  # type: ignore[attr-defined]
