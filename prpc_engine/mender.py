@@ -226,8 +226,10 @@ class Mender:
             text += "timeout_s, or look whether that server can be reached"
         else:
             text = f"no answer to {method!r} from {route} when its deadline came; it waited for another attempt"
-        error = errors.DeadlineExceeded(text)
         state: RetryState[Route] | None = call.state
+        if state is not None:
+            text += f"; the last attempt ended with: {state.last_reason}"
+        error = errors.DeadlineExceeded(text)
         call.end(error if state is None else state.final_error(error, GiveUp("the deadline is over"), now))
 
     # -- connecting, and sending ---------------------------------------------------------------------------------------

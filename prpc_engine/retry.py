@@ -199,6 +199,7 @@ class RetryState(Generic[R]):
         self._tried: tuple[R, ...] = ()
         self._sent = self._unsent = 0
         self.may_have_run = False  # in one of the attempts
+        self.last_reason = ""  # what the last attempt failed with: the first line
 
     def decide(
         self, error: BaseException, route: R | None, now: float, deadline: float, is_idempotent: bool, is_once: bool = False
@@ -243,6 +244,7 @@ class RetryState(Generic[R]):
             self._told[failed] = self._told.get(failed, 0) + 1
         if route is not None and route not in self._tried:
             self._tried = (*self._tried, route)
+        self.last_reason = str(error).partition("\n")[0]
         if isinstance(error, NotSent):
             self._unsent += 1
         else:

@@ -103,10 +103,10 @@ def test_without_room_for_rings_and_without_tcp_nothing_is_sent_and_the_reason_i
 def test(service, client):
     try:
         client.call("echo", 1, timeout_s=1.0)
-    except errors.NotSent as error:
+    except (errors.NotSent, errors.DeadlineExceeded) as error:  # by whether the deadline meets an attempt
         assert "no memory for a segment" in str(error), str(error)
     else:
-        raise AssertionError("no NotSent")
+        raise AssertionError("it was sent")
 """
     run_with_small_memory(1 << 20, program, ["shm"])
 

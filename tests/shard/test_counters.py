@@ -153,7 +153,7 @@ READER = """
 import sys
 from shard import Counters
 from shard.segment import Segment
-counters = Counters(Segment.attach(int(sys.argv[1]), writable=False).memory)
+counters = Counters(Segment.attach(int(sys.argv[1])).memory)
 seen = 0
 while seen < 1000:
     row = counters.read(0)

