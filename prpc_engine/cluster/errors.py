@@ -6,6 +6,7 @@ RpcError
 ├── TaskLost             the task died or hung up            → begin the step again when it is back
 ├── NotSent
 │   └── TaskUnreachable  it did not come up in time          → start it, or allow more with NETWORK_MAX_CONNECTION_TIMEOUT
+│       └── TaskAbsent   it is not there now                 → begin the step again when it is back
 └── Rejected
     └── Duplicate        one key of one step, twice          → another key or step; a key's tensor is sent once and taken once
 """
@@ -29,6 +30,10 @@ class TaskLost(RpcError):
 
 class TaskUnreachable(NotSent):
     """The task did not answer at its address within the connection timeout."""
+
+
+class TaskAbsent(TaskUnreachable):
+    """The task does not answer at its address now, and the request was one that does not wait for it."""
 
 
 class Duplicate(Rejected):

@@ -35,7 +35,7 @@ from prpc_engine.cluster.control import (
     check_task,
     data_addresses,
 )
-from prpc_engine.cluster.errors import TaskLost, TaskUnreachable, typed
+from prpc_engine.cluster.errors import TaskAbsent, TaskLost, TaskUnreachable, typed
 from prpc_engine.master.protocol import FixedRoute
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
@@ -318,7 +318,7 @@ class Link:
                 if waited_s >= self._patience_s:
                     self._end(TaskUnreachable(text))
                     return
-                if not self._goes_on(TaskUnreachable(text)):
+                if not self._goes_on(TaskAbsent(text)):
                     return
                 if not is_told:
                     is_told = True

@@ -1,7 +1,7 @@
 """Errors of the engine and of other tasks as those of TensorFlow, and how a typed one gets through an op.
 
     the engine's                                     TensorFlow's             what its sessions do
-    TaskLost, NotSent, MaybeExecuted, Closed
+    TaskLost, TaskAbsent, NotSent, MaybeExecuted, Closed
                                                      UnavailableError         a recoverable session is made again
     TaskRestarted                                    AbortedError             the same
     StepAborted                                      CancelledError           another task's error ended the step
@@ -27,7 +27,7 @@ from typing import Any
 from tensorflow.python.framework import errors_impl as tf_errors
 
 from prpc_engine import errors
-from prpc_engine.cluster.errors import StepAborted, TaskRestarted, TaskUnreachable
+from prpc_engine.cluster.errors import StepAborted, TaskAbsent, TaskRestarted, TaskUnreachable
 from shard import ShardError
 
 KEPT_MAX = 4096  # the last ones: of an op that failed when its step had ended already, nobody takes the error
@@ -38,6 +38,7 @@ _kept: dict[int, Exception] = {}
 
 _CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Any], ...] = (
     # In this order: the first that fits.
+    (TaskAbsent, tf_errors.UnavailableError),
     ((errors.DeadlineExceeded, TaskUnreachable), tf_errors.DeadlineExceededError),
     (errors.Cancelled, tf_errors.CancelledError),
     (TaskRestarted, tf_errors.AbortedError),

@@ -280,7 +280,7 @@ def test_what_a_session_registers_before_it_is_closed_is_freed(tf: Any) -> None:
 
     runtime = Runtime()
     stages = Stages(runtime, lambda handles, is_all: None)  # type: ignore[arg-type]
-    answer = stages.register("session", [Held(), [], [], [], [], []])
+    answer = stages.register("session", [Held(), [], [], [], [], [], []])
     assert Held.begins.wait(PATIENCE_S)
     stages.close_session("session")
     meanwhile(lambda: wait_until(lambda: runtime.log, "the end of the session")).join(0)
