@@ -44,7 +44,8 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 def told(error: BaseException) -> tuple[str, str, str]:
     """What a handler raised, as texts: the type's name, what it says, its traceback. Raises nothing, whatever the error is."""
-    if isinstance(error, errors.RemoteError):
+    if issubclass(type(error), errors.RemoteError):  # isinstance() asks a `__class__` of the user's, which may raise
+        assert isinstance(error, errors.RemoteError)  # for the types
         return error.type_name, error.remote_message, _with_hop(error)
     kind = type(error)
     name = str(kind.__qualname__) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

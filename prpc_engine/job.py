@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import AsyncGeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import msgspec
 
@@ -62,10 +62,18 @@ def discard(value: Any) -> None:
         value.close()
 
 
+Kind = TypeVar("Kind", bound=BaseException)
+
+
+def is_a(error: BaseException, kind: type[Kind]) -> TypeGuard[Kind]:
+    """As isinstance(), which asks a `__class__` of the user's, too: that may raise."""
+    return issubclass(type(error), kind)
+
+
 def pass_on_interrupt(error: BaseException, reactor: Reactor) -> None:
     """Ctrl-C in the main thread ends what turns the reactor there, and not only the handler that it met: in the next turn, so
     that the call is answered first and nothing is left half done."""
-    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+    if is_a(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         reactor.call_soon(partial(_interrupt, error))
 
 

@@ -32,7 +32,7 @@ from prpc_engine.deferred import Deferred, canceller
 from prpc_engine.errors import ConfigError, DeadlineExceeded, text_of
 from prpc_engine.failures import told
 from prpc_engine.halves import Inbox, Window
-from prpc_engine.job import Job, discard, pass_on_interrupt, pump
+from prpc_engine.job import Job, discard, is_a, pass_on_interrupt, pump
 from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status, method_key
 from prpc_engine.method import Method, as_task, describe, public_methods
 from prpc_engine.repeats import Repeats, WayBack
@@ -413,9 +413,9 @@ class Server:
     def _cut(self, job: Job, error: BaseException) -> None:
         """It ends with an error."""
         self._leave(job)
-        if isinstance(error, DeadlineExceeded):
+        if is_a(error, DeadlineExceeded):
             self._way_back(job).fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", text_of(error), "")
-        elif isinstance(error, CancelledError):
+        elif is_a(error, CancelledError):
             self.cancelled += 1
             self._way_back(job).fail(job.call_id, Status.CANCELLED, "CancelledError", text_of(error), "")
         else:
@@ -492,7 +492,7 @@ class Server:
         self, way: Peer | WayBack, call_id: int, error: BaseException, key: int = 0, arguments: Sequence[Any] | None = None
     ) -> None:
         """A handler did; at once, when called with these arguments, which may not fit it."""
-        if arguments is not None and isinstance(error, TypeError) and not (method := self._methods[key]).fits(arguments):
+        if arguments is not None and is_a(error, TypeError) and not (method := self._methods[key]).fits(arguments):
             text = text_of(error)
             self._refuse(way, call_id, Status.BAD_ARGUMENTS, "TypeError", text, f"{method.name}{method.signature}")
         else:

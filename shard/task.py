@@ -50,7 +50,7 @@ class Task(Future, kw_only=True):
             self.set_result(stop.value)
         except BaseException as error:  # a handler that exits, or lets asyncio's cancellation out, must not end the reactor
             self.set_error(error)
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            if issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C: it was meant for whoever turns the reactor
         else:
             if not isinstance(awaited, Future):

@@ -31,6 +31,7 @@ from prpc_engine.accumulator.outbox import Batch, Outbox
 from prpc_engine.accumulator.window import UNKNOWN
 from prpc_engine.call import Call
 from prpc_engine.client import RpcClient
+from prpc_engine.config import check_timeout
 from prpc_engine.service import RpcService
 from shard import ShardError
 
@@ -67,6 +68,7 @@ class AccumulatorStatistics:
 def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -> RpcClient:
     """A client that knows the servers 0 to servers - 1, and no others: by its id a name's server is the same in every process,
     also while some of them are dead. Raises NoServer, ConfigError."""
+    check_timeout(timeout_s)
     deadline_s = time.monotonic() + timeout_s
     while True:
         client = service.create_client(name, servers, max(0.0, deadline_s - time.monotonic()))
@@ -228,6 +230,7 @@ class AccumulatorClient:
         A server that does not answer, or a counter that cannot be told, takes nothing from the others: `.missing` names it, and a
         warning of the log does. Half of `timeout_s` is for values of this process to be acknowledged. Raises Closed.
         """
+        check_timeout(timeout_s)
         missing: dict[str, str] = {}
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -270,6 +273,7 @@ class AccumulatorClient:
             )
 
     def _drain(self, timeout_s: float) -> None:
+        check_timeout(timeout_s)
         with self._settled:
             self._check_open()
             self._collect(self.counters.all(), time.monotonic())
@@ -311,6 +315,7 @@ class AccumulatorClient:
 
     def _ask(self, server: _Server, method: str, *args: Any, timeout_s: float) -> Any:
         """Call a server, again when it cannot have run: while it is being restarted, say. All verbs may run twice."""
+        check_timeout(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._check_open()
@@ -479,6 +484,7 @@ class AccumulatorClient:
 
         They are logged, too. Counters stay, and what is written to them from now on waits for the next client.
         """
+        check_timeout(timeout_s)
         if self._pid != os.getpid():
             return 0  # in a fork there is no thread to stop, and the values are the parent's
         with self._settled:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from prpc_engine.config import check_timeout
 from prpc_engine.errors import RemoteError
 from prpc_engine.kv.consistency import WorkersBehind
 from prpc_engine.kv.epochs import Outdated, RowsLost, is_remote
@@ -50,6 +51,7 @@ class KVFuture(Generic[Value]):
         try:
             if timeout_s is None:
                 return self._assemble([part.result() for part in self._parts])
+            check_timeout(timeout_s)
             until = time.monotonic() + timeout_s
             return self._assemble([part.result(max(0.0, until - time.monotonic())) for part in self._parts])
         except RemoteError as error:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from prpc_engine.config import check_seconds, check_timeout
 from prpc_engine.errors import BadArguments, ConfigError
 from prpc_engine.kv import partition
 from prpc_engine.kv.admission import Admission
@@ -93,6 +94,7 @@ class TableWorker:
         monotonic: bool = False,
     ) -> None:
         self.name, self._service = name, service
+        check_seconds("call_timeout_s", call_timeout_s)
         self.call_timeout_s = call_timeout_s
         if ack not in ACKS or (ack == "replicated" and not elastic):
             raise ConfigError(f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, durable, of elastic tables replicated")
@@ -228,6 +230,7 @@ class TableWorker:
         return step
 
     def _rounds(self, timeout_s: float) -> Rounds:
+        check_timeout(timeout_s)
         locate = partial(self._locate, self._lanes)
         return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, self._catalog.asked_of)
 
@@ -356,7 +359,10 @@ class TableWorker:
     # Parts
 
     def _timeout(self, timeout_s: float | None) -> float:
-        return self.call_timeout_s if timeout_s is None else timeout_s
+        if timeout_s is None:
+            return self.call_timeout_s
+        check_timeout(timeout_s)
+        return timeout_s
 
     def _ask(self, index: int, method: str, timeout_s: float | None, /, *args: Any) -> Request:
         """A method of one partition that may run twice."""

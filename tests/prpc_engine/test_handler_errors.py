@@ -35,6 +35,18 @@ class Rude(BaseException):
 
 Rude.__module__ = 7  # type: ignore[assignment]
 
+
+class Masked(Exception):
+    """isinstance() asks for its class, and is told nothing."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("no class")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
 RAISED: dict[str, Callable[[], BaseException]] = {
     "surrogate": lambda: ValueError("file \udcff.txt"),
     "mute": Mute,
@@ -43,6 +55,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "generator exit": lambda: GeneratorExit("left"),
     "exit": lambda: SystemExit("enough"),
     "rude": lambda: Rude("unlike others"),
+    "masked": lambda: Masked("no class"),
     "huge": lambda: ValueError("x" * (65 << 20)),
     "interrupt": lambda: KeyboardInterrupt("not of the main thread"),
 }
