@@ -146,7 +146,9 @@ class TableHost:
             raise Moved(f"partition {partition} is being handed over: restore again in a while")
         answer = getattr(hosted.shard, method)(*arguments)
         if method == "checkpoint_swap":
-            hosted.replace_all()
+            hosted.replace_all(*arguments[:1])
+        if method == "checkpoint_settled":
+            return hosted.is_settled(*arguments)
         return answer
 
     # -- of other servers ----------------------------------------------------------------------------------------------

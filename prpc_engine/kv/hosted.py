@@ -65,6 +65,7 @@ class Hosted:
         self.began: dict[str, int] = {}  # of a primary: the version of each table when it became that
         self.promised: set[int] = set()  # who the master is about to be told of as a replica
         self.has_outdated_copies = False  # at others that may be promoted: the master is to be told that they are none
+        self._restored = ""  # the id of the checkpoint's load that its tables come from
         self._handed: Future | None = None  # while it is handed over
         self._server_id = server_id
         self._send = send
@@ -304,8 +305,15 @@ class Hosted:
             raise Moved(f"partition {self.index} is not being copied to server {server}, or anew: begin again")
         return stream, stream.outgoing
 
-    def replace_all(self) -> None:
+    def is_settled(self, load_id: str) -> bool:
+        """Whether every replica has what was restored here under that id. Moved: this server has not restored it."""
+        if self._restored != load_id:
+            raise Moved(f"partition {self.index} was not restored here: its server was lost meanwhile; restore again")
+        return not self.has_outdated_copies and not self.placed.joining and not self.promised
+
+    def replace_all(self, load_id: str) -> None:
         """All tables are others now, after a restored checkpoint: nobody else has them."""
+        self._restored = load_id
         self._tables = tables_of(self.shard)
         self.has_outdated_copies = bool(self.placed.replicas or self.placed.spares or self.promised)
         self._changed()

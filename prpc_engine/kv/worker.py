@@ -108,8 +108,8 @@ class TableWorker:
             addresses, self._locate = where.addresses(), where.locate
         else:
             addresses = fixed(self._client, name, expected_servers)
-        known = Schemas(service.master_client, name) if elastic else beginnings_of(service, name)
-        self._catalog = Catalog(name, len(addresses), self._session, self._ask, known)
+        self._known = Schemas(service.master_client, name) if elastic else beginnings_of(service, name)
+        self._catalog = Catalog(name, len(addresses), self._session, self._ask, self._known)
         self._tables, add, waiter = self._catalog.layouts, Mending(self._locate).add, service.driver if elastic else None
         self._lanes = [
             Lane(self._client, name, index, address, identity, add, ACKS[ack], elastic, waiter, self._catalog.began_again)
@@ -213,8 +213,9 @@ class TableWorker:
 
         Its tables are made, or take the place of those of the same name and spec; others stay. This worker then knows them all;
         other workers create them as always, and find them, or are told by EpochChanged that what they knew began again. A dense
-        tensor that this worker has created stays cut as it is. Raises CheckpointError when none is whole, ConfigError when a
-        table is there with another spec; nothing has changed then.
+        tensor that this worker has created stays cut as it is. Workers restore one after the other. Where tables have replicas,
+        it returns when those have it, too, and begins again when a server is lost meanwhile. Raises CheckpointError when none
+        is whole, ConfigError when a table is there with another spec; nothing has changed then.
         """
         found: dict[int, dict[str, TableSpec]] = {}
 
@@ -225,14 +226,19 @@ class TableWorker:
                     found[index][table] = spec
             return found
 
-        step = self._rounds(timeout_s).restore(folder, layout, lambda step: self._catalog.next_epochs(step, found, timeout_s))
-        self._catalog.restored(found, step, timeout_s)
+        check_timeout(timeout_s)
+        until = time.monotonic() + timeout_s
+        with self.alone("restore", timeout_s):  # of two that come together, the tables would be of both
+            left_s = max(0.001, until - time.monotonic())
+            step = self._rounds(left_s).restore(folder, layout, lambda step: self._catalog.next_epochs(step, found, left_s))
+            self._catalog.restored(found, step, max(0.001, until - time.monotonic()))
         return step
 
     def _rounds(self, timeout_s: float) -> Rounds:
         check_timeout(timeout_s)
         locate = partial(self._locate, self._lanes)
-        return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, self._catalog.asked_of)
+        is_elastic = isinstance(self._known, Schemas)
+        return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, self._catalog.asked_of, is_elastic)
 
     # Verbs
 

@@ -19,6 +19,7 @@
              checkpoint_load                  new tables are filled beside the present ones, which serve on
              checkpoint_swap, once all have   the new ones take their place: pushes applied until then are lost
              checkpoint_forget                instead, when one failed: nothing has changed
+             checkpoint_settled               again and again, until all say so: every replica has it, too
 
 From enter to cut is one message to every server: pushes wait for some 100 us. A worker that dies between makes them wait for
 HOLD_S_MAX, and its save is off; what one has loaded and not swapped in is dropped after LOADED_S_MAX.
@@ -284,6 +285,10 @@ class CheckpointMethods:
     def _absent(self, kind: str, asked: str) -> Exception:
         """Why there is no table that requests call so."""
         raise NotImplementedError
+
+    def checkpoint_settled(self, load_id: str) -> bool:
+        """Whether what checkpoint_swap() put in place is everywhere where it is to be; elastic servers ask their replicas."""
+        return True
 
     def checkpoint_forget(self, load_id: str) -> None:
         """Free what was loaded."""

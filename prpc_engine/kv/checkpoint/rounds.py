@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from prpc_engine.errors import ConfigError, RemoteError, RpcError
+from prpc_engine.errors import ConfigError, MaybeExecuted, NotSent, RemoteError, RpcError
 from prpc_engine.kv.checkpoint.chain import base_for, check_full_every
 from prpc_engine.kv.checkpoint.files import checked_folder
 from prpc_engine.kv.checkpoint.manifest import Base, Busy, CheckpointError, check_keep, check_step
@@ -53,9 +53,10 @@ class Rounds:
         timeout_s: float,
         locate: Callable[[], object],
         asked_of: Callable[[int], list[str]] = lambda server_id: [],
+        is_elastic: bool = False,
     ) -> None:
         self._submit, self._locate, self._asked_of = submit, locate, asked_of
-        self._server_ids = server_ids
+        self._server_ids, self._is_elastic = server_ids, is_elastic
         self._until = time.monotonic() + timeout_s
 
     def save(self, folder: Folder, step: int, keep: int | None, full_every: int) -> None:
@@ -110,7 +111,7 @@ class Rounds:
         """See TableWorker.restore(). `layout` says what each server is to have of the tables saved, next_epochs which epochs they
         begin with that step."""
         text = _text(folder)
-        return self._while_partitions_move(lambda: self._restore(text, layout, next_epochs))
+        return self._while_partitions_move(lambda: self._restore(text, layout, next_epochs), again_after_loss=True)
 
     def _restore(self, folder: str, layout: Layout, next_epochs: Callable[[int], Epochs]) -> int:
         found = self._ask_first("checkpoint_find", folder)
@@ -138,11 +139,24 @@ class Rounds:
             for server_id in self._server_ids:
                 self._undo("checkpoint_forget", server_id, load_id)
             raise
+        self._settle(load_id)
         return int(step)
 
-    def _while_partitions_move(self, attempt: Callable[[], Value]) -> Value:
+    def _settle(self, load_id: str) -> None:
+        """Wait until replicas have what was restored: a server that is lost now takes nothing along."""
+        while not all(self._ask_all("checkpoint_settled", load_id)):
+            if time.monotonic() + MOVED_PAUSE_S >= self._until:
+                logger.warning(
+                    "the checkpoint is restored, but replicas have not got all of it by the deadline: a server that is lost "
+                    "before they have takes rows along"
+                )
+                return
+            time.sleep(MOVED_PAUSE_S)
+
+    def _while_partitions_move(self, attempt: Callable[[], Value], again_after_loss: bool = False) -> Value:
         """attempt(), and again as long as a partition is not where it was asked for, as servers come, go and hand over; or is
-        being copied, or saved by another worker."""
+        being copied, or saved by another worker. again_after_loss: of an attempt that may run twice, also when an elastic server
+        is lost: its partitions are found elsewhere soon."""
         pause_s = MOVED_PAUSE_S
         while True:
             self._locate()
@@ -152,6 +166,11 @@ class Rounds:
                 pause_s = min(BUSY_PAUSE_S_MAX, 2 * pause_s)
                 if time.monotonic() + pause_s >= self._until:
                     raise CheckpointError(f"{error}, and was until the deadline: allow a larger timeout_s") from error
+            except (NotSent, MaybeExecuted) as error:
+                pause_s = MOVED_PAUSE_S
+                if not (again_after_loss and self._is_elastic) or time.monotonic() + pause_s >= self._until:
+                    raise
+                logger.warning("a server was lost while a checkpoint was restored, which begins again: %s", str(error))
             except RemoteError as error:
                 pause_s = MOVED_PAUSE_S
                 if error.type_name.rpartition(".")[2] != MOVED or time.monotonic() + pause_s >= self._until:

@@ -322,7 +322,7 @@ def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed
     host, hosted = primary_of(placed)
     node = Node(Placement((placed,), replicas=1), [ME, OTHER])
     keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
-    hosted.replace_all()
+    hosted.replace_all("load")
     keeper._look()
     assert node.placement.partitions[0] == Placed(ME, joining=(OTHER,))
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])

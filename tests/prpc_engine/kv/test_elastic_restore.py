@@ -1,0 +1,99 @@
+"""What restore() has brought back survives the loss of a server, and two workers that restore get one checkpoint."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcService
+from prpc_engine.kv import TableServer, TableWorker
+from tests.prpc_engine.kv.elastic_processes import PUSH_TIMEOUT_S, elastic_world, serve_elastic
+from tests.prpc_engine.processes import PATIENCE_S
+from tests.prpc_engine.workloads.farm import Farm, kill
+
+KEYS = np.arange(400)
+ROUNDS = 3
+
+
+def add(worker: TableWorker, value: float) -> None:
+    worker.push("rows", KEYS, np.full((len(KEYS), 1), value, np.float32))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_as_soon_as_a_restore_has_returned_takes_nothing_along(farm: Farm, tmp_path: Path) -> None:
+    settings = {"partitions": 6, "servers": 3, "replicas": 1}
+    with elastic_world() as (master, watcher):
+        servers = [farm.start_ready(serve_elastic, master.address, settings) for _ in range(3)]
+        watcher.wait_whole(3)
+        worker = TableWorker(watcher.service, elastic=True, ack="replicated", call_timeout_s=PUSH_TIMEOUT_S)
+        worker.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
+        add(worker, 3.0)
+        worker.save(str(tmp_path), 1, timeout_s=PUSH_TIMEOUT_S)
+        add(worker, 2.0)
+        for _ in range(ROUNDS):
+            assert worker.restore(str(tmp_path), timeout_s=PUSH_TIMEOUT_S) == 1
+            kill(servers.pop(0))
+            add(worker, 0.0)
+            assert set(worker.pull("rows", KEYS)[:, 0].tolist()) == {3.0}
+            servers.append(farm.start_ready(serve_elastic, master.address, settings))
+            watcher.wait_whole(3)
+            add(worker, 2.0)
+
+
+def restore_at_once(workers: list[TableWorker], folder: Path) -> list[object]:
+    found: list[object] = [None] * len(workers)
+
+    def restore(number: int) -> None:
+        try:
+            found[number] = workers[number].restore(str(folder), timeout_s=PATIENCE_S)
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=restore, args=(number,)) for number in range(len(workers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return found
+
+
+def test_workers_that_restore_plain_tables_at_once_come_one_after_the_other(tmp_path: Path) -> None:
+    with Master() as master:
+        services = [RpcService(master.address) for _ in range(3)]
+        try:
+            for service in services[:2]:
+                TableServer(service)
+            workers = [TableWorker(service, expected_servers=2, call_timeout_s=PATIENCE_S) for service in services[1:]]
+            for worker in workers:
+                worker.create_sparse("rows", 1, {"name": "add"})
+            add(workers[0], 3.0)
+            workers[0].save(str(tmp_path), 1)
+            for _ in range(ROUNDS):
+                assert restore_at_once(workers, tmp_path) == [1, 1]
+                late = TableWorker(services[0], expected_servers=2, call_timeout_s=PATIENCE_S)
+                late.create_sparse("rows", 1, {"name": "add"})
+                assert set(late.pull("rows", KEYS)[:, 0].tolist()) == {3.0}
+        finally:
+            for service in reversed(services):
+                service.close()
+
+
+def test_workers_that_restore_elastic_tables_at_once_get_one_checkpoint(farm: Farm, tmp_path: Path) -> None:
+    settings = {"partitions": 4, "servers": 2}
+    with elastic_world() as (master, watcher), RpcService(master.address) as other:
+        for _ in range(2):
+            farm.start_ready(serve_elastic, master.address, settings)
+        watcher.wait_whole(2)
+        workers = [TableWorker(one, elastic=True, call_timeout_s=PUSH_TIMEOUT_S) for one in (watcher.service, other)]
+        for worker in workers:
+            worker.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
+        add(workers[0], 3.0)
+        workers[0].save(str(tmp_path), 1, timeout_s=PUSH_TIMEOUT_S)
+        for _ in range(ROUNDS):
+            assert restore_at_once(workers, tmp_path) == [1, 1]
+            late = TableWorker(watcher.service, elastic=True, call_timeout_s=PUSH_TIMEOUT_S)
+            late.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
+            assert set(late.pull("rows", KEYS)[:, 0].tolist()) == {3.0}
