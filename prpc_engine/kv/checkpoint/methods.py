@@ -30,6 +30,7 @@ Folders and ids come from whoever may call: a folder is checked against checkpoi
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -282,9 +283,9 @@ class CheckpointMethods:
                     f"saved was {spec.to_dict()}; restore before creating it, or create it as it was"
                 )
 
+    @abstractmethod
     def _absent(self, kind: str, asked: str) -> Exception:
         """Why there is no table that requests call so."""
-        raise NotImplementedError
 
     def checkpoint_settled(self, load_id: str) -> bool:
         """Whether what checkpoint_swap() put in place is everywhere where it is to be; elastic servers ask their replicas."""
