@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from prpc_engine.config import allow_from
-from prpc_engine.master.protocol import FixedRoute
+from prpc_engine.fixed_route import FixedRoute
 from prpc_engine.master.whereabouts import this_process
 from prpc_engine.release import VERSION
 from prpc_engine.server import Server

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from prpc_engine.errors import ConfigError
 
+NAME_LENGTH_MAX = 256  # characters of the name of a service, a root, or one component of a path at the master
+
 PORT_MAX = 65535
 EXPECTED = "host:port expected, such as ps0.example:2222, 10.0.0.1:2222 or [fd00::1]:2222"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")  # 253: what DNS carries

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prpc_engine.address import Address
+from prpc_engine.address import NAME_LENGTH_MAX, Address
 from prpc_engine.allow import AllowList, rules_from
 from prpc_engine.errors import ConfigError, is_number
-from prpc_engine.master.registry import NAME_LENGTH_MAX
 from prpc_engine.user_secret import NO_SECRET, NoSecret, UserSecret, user_secret
 from shard import DEFAULT_LIMITS, Limits, Slab, huge_page_policy, polling_enabled
 

@@ -7,34 +7,31 @@ from the moment it asks, as it runs in the turn its request arrived in; a task's
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prpc_engine.errors import BadArguments, is_number
-from prpc_engine.job import Job
+from prpc_engine.job import Caller, Job
 from prpc_engine.message import TIMEOUT_S_MAX
 from shard import CONTEXT
-
-if TYPE_CHECKING:
-    from prpc_engine.peer import Peer
 
 # What CONTEXT.value is while a handler runs: a Job, or (peer, timeout_ms) for a plain function that runs at once: it costs less.
 
 
-def calling_peer() -> Peer | None:
+def who_asked() -> Caller | None:
     """Who made the request that is being handled; None outside handlers."""
     caller: Any = CONTEXT.value
     if caller is None:
         return None
-    peer: Peer = caller.peer if isinstance(caller, Job) else caller[0]
-    return peer
+    asker: Caller = caller.peer if isinstance(caller, Job) else caller[0]
+    return asker
 
 
 def caller_name() -> str:
     """The address or process that made the request being handled. Raises LookupError outside handlers."""
-    peer = calling_peer()
-    if peer is None:
+    asker = who_asked()
+    if asker is None:
         raise LookupError("nobody is calling: caller_name() works in the methods of a server")
-    return str(peer.connection.peer)
+    return str(asker.connection.peer)
 
 
 def remaining_s(clock: Callable[[], float]) -> float | None:

@@ -21,23 +21,43 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import AsyncGeneratorType
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import msgspec
 
-from prpc_engine.archive import Handover
+from prpc_engine.archive import Archive, Handover
 from prpc_engine.halves import Inbox, Window
-from prpc_engine.message import END, TO_CALLER
-from shard import Future, Reactor, Timer
+from prpc_engine.message import END, TO_CALLER, Status
+from shard import Connection, Future, Reactor, Timer
 
-if TYPE_CHECKING:
-    from prpc_engine.peer import Peer
+
+class Caller(Protocol):
+    """Who asked, as its server sees it: one connection, and how answers go back over it. A Peer is one."""
+
+    connection: Connection[Any]
+    decoder: Archive
+    number: int  # of the connection: larger than those of the node's connections before it
+    reactor: Reactor
+    running: dict[int, Job]  # its requests that are not answered yet, by its call id
+    decode_plain: Callable[[memoryview | bytes], Any]
+
+    def reply(self, call_id: int, value: Any) -> bool:
+        """Answer with a value; False when it cannot be sent, which the caller is told."""
+
+    def fail(self, call_id: int, status: Status, name: str, text: str, more: str) -> None:
+        """Answer that there is no value, and why."""
+
+    def send_item(self, call_id: int, side: int, item: Any) -> None:
+        """One item of a stream, for which there is credit."""
+
+    def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
+        """CREDIT or END of a stream."""
 
 
 class Job(msgspec.Struct, eq=False):
     """One request. Made and changed in the reactor's thread."""
 
-    peer: Peer  # who gets the answer
+    peer: Caller  # who gets the answer
     call_id: int  # 0: a notification
     timeout_ms: int  # 0: the caller waits as long as the connection lasts
     deadline: float  # on the reactor's clock; meaningless when timeout_ms is 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.archive import DECODE_ERRORS, PLAIN_BYTES_MAX, Archive
 from prpc_engine.call import CALL_ID_BITS, NEVER, TIMEOUT_S, Call, CallTable, Client
-from prpc_engine.context import inherited_s, wait_in_ms
+from prpc_engine.context import inherited_s, wait_in_ms, who_asked
 from prpc_engine.failures import error_for, failure_message
 from prpc_engine.halves import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.job import Job, pass_on_interrupt
@@ -511,3 +511,8 @@ class Peer:
         self._on_lost(self)
         for tell in list(self.when_lost):
             tell(self)
+
+
+def calling_peer() -> Peer | None:
+    """Who made the request that is being handled, to call or to notify it in turn; None outside handlers."""
+    return cast("Peer | None", who_asked())  # requests come in over Peers alone

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,9 @@ from prpc_engine.archive import handovers_in
 from prpc_engine.dedupe import Identity, Window
 from prpc_engine.errors import text_of
 from prpc_engine.failures import failure_message
-from prpc_engine.job import Job, pass_on_interrupt
+from prpc_engine.job import Caller, Job, pass_on_interrupt
 from prpc_engine.message import HEADER, REPLY, Status
 from shard import PeerIdentity, PeerLostError, ShardError
-
-if TYPE_CHECKING:
-    from prpc_engine.peer import Peer
 
 logger = logging.getLogger("prpc")
 Answer = tuple[bytes, Sequence[NDArray[np.uint8]]]  # header and body, and blocks of our own
@@ -42,7 +39,7 @@ class Repeats:
         self.window: Window[Job, Answer] = Window(answers_max, bytes_max)
         self.answered = 0  # calls that came again and were not run again
 
-    def answer(self, peer: Peer, call_id: int) -> bool:
+    def answer(self, peer: Caller, call_id: int) -> bool:
         """Whether that call runs or ran here already: its caller has the answer, or will get it."""
         entry = self.window.find((peer.connection.peer_name, call_id))
         if entry is None:
@@ -56,7 +53,7 @@ class Repeats:
         self.answered += 1
         return True
 
-    def refusal(self, peer: Peer, call_id: int, key: int, is_repeat: bool) -> str | None:
+    def refusal(self, peer: Caller, call_id: int, key: int, is_repeat: bool) -> str | None:
         """Why that call can neither be run, since it may have been before, nor be answered; None: it can."""
         connection = peer.connection
         call = connection.peer_name, call_id
@@ -125,7 +122,7 @@ def _identity(job: Job) -> Identity:
     return job.peer.connection.peer_name, job.call_id
 
 
-def _move(job: Job, peer: Peer) -> None:
+def _move(job: Job, peer: Caller) -> None:
     """Its caller waits at that peer now, unless at a newer one."""
     if peer.number > job.peer.number:
         if job.peer.running.get(job.call_id) is job:
@@ -134,7 +131,7 @@ def _move(job: Job, peer: Peer) -> None:
         job.peer = peer
 
 
-def _send(peer: Peer, message: bytes, blocks: Sequence[NDArray[np.uint8]]) -> None:
+def _send(peer: Caller, message: bytes, blocks: Sequence[NDArray[np.uint8]]) -> None:
     try:
         peer.connection.send(message, blocks, True)
     except PeerLostError:

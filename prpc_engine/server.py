@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +32,12 @@ from prpc_engine.deferred import Deferred, canceller
 from prpc_engine.errors import ConfigError, DeadlineExceeded, text_of
 from prpc_engine.failures import told
 from prpc_engine.halves import Inbox, Window
-from prpc_engine.job import Job, discard, is_a, pass_on_interrupt, pump
+from prpc_engine.job import Caller, Job, discard, is_a, pass_on_interrupt, pump
 from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status, method_key
 from prpc_engine.method import Method, as_task, describe, public_methods
 from prpc_engine.repeats import Repeats, WayBack
 from prpc_engine.timing import MethodTimer, MethodTiming, Timing
 from shard import CONTEXT, CancelledError, Future, Gate, RemoteProtocolError, Task, class_of, is_count
-
-if TYPE_CHECKING:
-    from prpc_engine.peer import Peer
 
 # Tasks of one server at a time: what an overload may hold of our memory.
 TASKS_MAX = 1024
@@ -202,7 +199,7 @@ class Server:
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    def request(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
+    def request(self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
         """Handle one request, or with call_id 0 one notification. `body` is good until the handler runs."""
         function = self._plain.get(key)
         if function is None:
@@ -238,15 +235,17 @@ class Server:
         finally:
             CONTEXT.value = outer  # last: once the answer has left, it costs the caller nothing
 
-    def open(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
+    def open(self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
         """Begin a stream."""
         self._take_on(peer, call_id, key, timeout_ms, body, blocks, OPEN)
 
-    def repeat(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
+    def repeat(self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
         """Handle a request that was sent before, over a connection that was lost."""
         self._take_on(peer, call_id, key, timeout_ms, body, blocks, REPEAT)
 
-    def _take_on(self, peer: Peer, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks, kind: int) -> None:
+    def _take_on(
+        self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks, kind: int
+    ) -> None:
         """A REQUEST or REPEAT that needs a job, or the OPEN of a stream."""
         method = self._methods.get(key)
         if method is None:
@@ -299,7 +298,7 @@ class Server:
             job.handovers = handovers
             job.cancel = lambda error: self._drop(job)
 
-    def _has_room(self, peer: Peer, call_id: int) -> bool:
+    def _has_room(self, peer: Caller, call_id: int) -> bool:
         """Whether one more plain function may answer later: as many may as run and wait. Else its caller has been told."""
         if self._is_doubled(peer, call_id):
             return False
@@ -312,7 +311,7 @@ class Server:
         self._refuse(peer, call_id, Status.BACKPRESSURE, "", f"{self.tasks} calls of {self.service!r} are to be answered later")
         return False
 
-    def _is_doubled(self, peer: Peer, call_id: int) -> bool:
+    def _is_doubled(self, peer: Caller, call_id: int) -> bool:
         """Whether the caller uses a number again before its call is answered: it is hung up on, as answers have no other name."""
         if call_id not in peer.running:
             return False
@@ -320,7 +319,7 @@ class Server:
         return True
 
     def _job(
-        self, peer: Peer, call_id: int, key: int, timeout_ms: int, arguments: Sequence[Any], nbytes: int, is_stream: bool
+        self, peer: Caller, call_id: int, key: int, timeout_ms: int, arguments: Sequence[Any], nbytes: int, is_stream: bool
     ) -> Job:
         deadline = peer.reactor.clock() + timeout_ms / 1000 if timeout_ms else 0.0
         job = Job(peer, call_id, timeout_ms, deadline, key, arguments, nbytes)
@@ -469,14 +468,14 @@ class Server:
 
     # -- answers -----------------------------------------------------------------------------------------------------------
 
-    def _way_back(self, job: Job) -> Peer | WayBack:
+    def _way_back(self, job: Job) -> Caller | WayBack:
         return WayBack(self._repeats, job) if job.is_once else job.peer
 
     def _answer(self, job: Job, value: Any) -> None:
         if job.call_id and not self._way_back(job).reply(job.call_id, value):
             self.failures += 1
 
-    def _forbids(self, peer: Peer, call_id: int, key: int) -> bool:
+    def _forbids(self, peer: Caller, call_id: int, key: int) -> bool:
         """Whether the caller may not call that method; it has been told so."""
         assert self._allow is not None
         text = self._allow.refusal(peer.connection.peer_identity, self.service, self._methods[key].name)
@@ -484,12 +483,12 @@ class Server:
             self._refuse(peer, call_id, Status.NOT_ALLOWED, "", text)
         return text is not None
 
-    def _refuse(self, way: Peer | WayBack, call_id: int, status: Status, name: str, text: str, more: str = "") -> None:
+    def _refuse(self, way: Caller | WayBack, call_id: int, status: Status, name: str, text: str, more: str = "") -> None:
         self.refused[status.name.lower()] = self.refused.get(status.name.lower(), 0) + 1
         way.fail(call_id, status, name, text, more)
 
     def _raised(
-        self, way: Peer | WayBack, call_id: int, error: BaseException, key: int = 0, arguments: Sequence[Any] | None = None
+        self, way: Caller | WayBack, call_id: int, error: BaseException, key: int = 0, arguments: Sequence[Any] | None = None
     ) -> None:
         """A handler did; at once, when called with these arguments, which may not fit it."""
         if arguments is not None and is_a(error, TypeError) and not (method := self._methods[key]).fits(arguments):

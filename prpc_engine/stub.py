@@ -15,13 +15,10 @@ from __future__ import annotations
 import collections.abc
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import Any, Protocol, TypeVar, get_origin
 
 from prpc_engine.call import TIMEOUT_S
 from prpc_engine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from prpc_engine.client import RpcClient
 
 P = TypeVar("P")
 _ITERATORS = ("AsyncGenerator", "AsyncIterable", "AsyncIterator", "Generator", "Iterable", "Iterator")
@@ -29,8 +26,27 @@ _ITERATOR_TYPES = {getattr(collections.abc, name) for name in _ITERATORS}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
+class Verbs(Protocol):
+    """What a stub calls its service with. An RpcClient has them."""
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """Wait for the result."""
+
+    @property
+    def submit(self) -> Callable[..., Any]:
+        """A future of the result."""
+
+    @property
+    def stream(self) -> Callable[..., Any]:
+        """A stream of results."""
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """The methods that the service has, by name."""
+
+
 def bind(
-    client: RpcClient,
+    client: Verbs,
     protocol: Callable[..., P],
     timeout_s: float | None = TIMEOUT_S,
     stream_timeout_s: float | None = None,
@@ -61,7 +77,7 @@ def bind(
 class _Stub:
     """What bind() returns; the methods are attributes of the object."""
 
-    def __init__(self, client: RpcClient, protocol: type) -> None:
+    def __init__(self, client: Verbs, protocol: type) -> None:
         self._client = client
         self._protocol = protocol
 
@@ -121,7 +137,7 @@ class _Method:
             sent.extend(values)
         return tuple(sent)
 
-    def caller(self, client: RpcClient, timeout_s: float | None) -> Callable[..., Any]:
+    def caller(self, client: Verbs, timeout_s: float | None) -> Callable[..., Any]:
         """The function that a stub has under this name."""
         name, arguments = self.name, self.arguments
         verb = client.stream if self.is_stream else client.submit if self.is_async else client.call
@@ -173,7 +189,7 @@ def _is_iterator(annotation: Any) -> bool:
     return (get_origin(annotation) or annotation) in _ITERATOR_TYPES
 
 
-def _check(client: RpcClient, protocol: type, methods: dict[str, _Method]) -> None:
+def _check(client: Verbs, protocol: type, methods: dict[str, _Method]) -> None:
     described = client.describe()
     there = ", ".join(sorted(described))
     faults = [f"{name}{method.signature} is missing" for name, method in methods.items() if name not in described]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
-from prpc_engine.context import calling_peer
+from prpc_engine.context import who_asked
 from prpc_engine.errors import ConfigError
 from shard import is_finite
 
@@ -116,8 +116,8 @@ class MethodTimer:
                 self._tell(taken_ns)
 
     def _tell(self, taken_ns: int) -> None:
-        peer = calling_peer()
-        caller = "nobody" if peer is None else peer.connection.peer
+        asker = who_asked()
+        caller = "nobody" if asker is None else asker.connection.peer
         more = f"; {self._untold - 1} more since the last such line" if self._untold > 1 else ""
         self._untold = 0
         logger.warning(

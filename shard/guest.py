@@ -19,15 +19,14 @@ import os
 import select
 import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shard.future import Future, await_in_asyncio, running_asyncio_loop
 from shard.idle import PARK_S_MAX
+from shard.reactor import Reactor
 
 if TYPE_CHECKING:
     import asyncio
-
-    from shard.driver import Driver
 
 # How long a coroutine that awaits keeps its loop, in the hope of an answer: longer than most take, shorter than the way
 # through the loop's selector and back, with a sleeping peer's doorbell in it.
@@ -61,10 +60,30 @@ class _Watched:
         os.close(self.fd)
 
 
+class Lead(Protocol):
+    """Who may turn the reactor now. A Driver is one (driver.py)."""
+
+    reactor: Reactor
+    polling: bool
+    closing: bool
+
+    def ask_for_lead(self) -> None:
+        """Have whoever leads give the lead up soon."""
+
+    def leads_here(self) -> bool:
+        """Whether this thread has the lead."""
+
+    def try_lead(self) -> bool:
+        """Take the lead, if nobody has it."""
+
+    def stop_leading(self) -> None:
+        """Give the lead up."""
+
+
 class Guest:
     """One loop that a driver's futures are awaited in. Made by the driver, in the loop's thread."""
 
-    def __init__(self, driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, driver: Lead, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._driver = driver
         self._reactor = driver.reactor

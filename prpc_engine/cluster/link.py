@@ -36,7 +36,7 @@ from prpc_engine.cluster.control import (
     data_addresses,
 )
 from prpc_engine.cluster.errors import TaskAbsent, TaskLost, TaskUnreachable, typed
-from prpc_engine.master.protocol import FixedRoute
+from prpc_engine.fixed_route import FixedRoute
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.paths import Choice

@@ -32,13 +32,12 @@ from prpc_engine.call import PASSED, Call
 from prpc_engine.cluster.control import DATA_TARGET, RECEIVE
 from prpc_engine.cluster.cores import take_cores
 from prpc_engine.config import TlsSettings, allow_from
-from prpc_engine.context import calling_peer
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import Cancelled, ConfigError, RemoteError
-from prpc_engine.master.protocol import FixedRoute
+from prpc_engine.fixed_route import FixedRoute
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
-from prpc_engine.peer import Peer
+from prpc_engine.peer import Peer, calling_peer
 from prpc_engine.server import Server
 from prpc_engine.shard_figures import NodeFigures, ShardFigures, ShardReader
 from shard import (

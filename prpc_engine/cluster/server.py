@@ -46,10 +46,9 @@ from prpc_engine.cluster.resumed import resume
 from prpc_engine.cluster.verbs import PERIOD_S, Verbs
 from prpc_engine.cluster_spec import ClusterSpec
 from prpc_engine.config import check_timeout
-from prpc_engine.context import calling_peer
 from prpc_engine.endpoint_map_file import load_data_endpoints
 from prpc_engine.network import NetworkSettings
-from prpc_engine.peer import Peer
+from prpc_engine.peer import Peer, calling_peer
 from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.shard_figures import NodeFigures, ShardFigures
 from shard import Future, SlabStatistics

@@ -32,13 +32,14 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from prpc_engine.about import ABOUT, ABOUT_ROUTE
-from prpc_engine.context import calling_peer, remaining_s
+from prpc_engine.context import remaining_s
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import Backpressure, BadArguments, RpcError
 from prpc_engine.kv.consistency import Clocks, Consistency, Ssp, Sync, WorkersBehind
 from prpc_engine.kv.lag import Lags
 from prpc_engine.master.whereabouts import process_is_gone
 from prpc_engine.message import method_key
+from prpc_engine.peer import calling_peer
 
 if TYPE_CHECKING:
     from prpc_engine.peer import Peer

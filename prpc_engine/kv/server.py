@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from prpc_engine.context import calling_peer
 from prpc_engine.deferred import Deferred
 from prpc_engine.errors import BadArguments, ConfigError, Forgotten
 from prpc_engine.kv.beginnings import beginnings_of
@@ -41,6 +40,7 @@ from prpc_engine.kv.services import ServingService
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
 from prpc_engine.kv.versions import with_version
+from prpc_engine.peer import calling_peer
 from shard import Future
 
 Keys = npt.NDArray[np.int64]

@@ -20,7 +20,6 @@ import msgspec
 
 from prpc_engine import errors
 from prpc_engine.config import TIMEOUT_S_MAX
-from prpc_engine.context import calling_peer
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.meetings import Arrival, Meetings, role_of
 from prpc_engine.master.namespace import NoSuchNode, RegistryError, SessionExpired, TimedOut, component
@@ -29,7 +28,7 @@ from prpc_engine.master.registry import DEFAULT_API, Registry
 from prpc_engine.master.tree import Change, Kind, SessionRecord
 from prpc_engine.master.whereabouts import process_is_gone
 from prpc_engine.message import method_key
-from prpc_engine.peer import Peer
+from prpc_engine.peer import Peer, calling_peer
 from shard import Future, Reactor
 
 logger = logging.getLogger("prpc")

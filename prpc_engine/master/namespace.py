@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from prpc_engine.address import NAME_LENGTH_MAX
 from prpc_engine.errors import ConfigError
 from prpc_engine.master.tree import Change, Kind, Node, SessionRecord, Tree
 
-NAME_LENGTH_MAX = 256
 PATH_LENGTH_MAX = 4096  # what file systems allow
 VALUE_LENGTH_MAX = 1 << 20  # a description, not data: it is kept in memory and sent to every watcher
 NODES_MAX = 1 << 20  # of the whole tree: half a GiB of the master's memory

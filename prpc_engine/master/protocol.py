@@ -21,21 +21,11 @@ of `changed` watches again from the version it knows.
 from __future__ import annotations
 
 from prpc_engine.address import Address
+from prpc_engine.fixed_route import FixedRoute
 
 MASTER_TARGET, WATCH_TARGET = 1, 2  # below what the registry gives to servers
 # On top of what a verb waits at the master: the way there and back, and a turn of a busy master.
 ANSWER_S = 2.0
-
-
-class FixedRoute:
-    """The way to a server that needs no looking up."""
-
-    def __init__(self, target: int, text: str) -> None:
-        self.target = target
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
 
 
 MASTER_ROUTE = FixedRoute(MASTER_TARGET, "the master")

@@ -20,7 +20,6 @@ import msgspec
 
 from prpc_engine.marks import Marks
 from prpc_engine.master.namespace import (
-    NAME_LENGTH_MAX,
     OWNED_MAX,
     Namespace,
     NodeExists,
@@ -32,7 +31,7 @@ from prpc_engine.master.namespace import (
 )
 from prpc_engine.master.tree import Node
 
-__all__ = ["NAME_LENGTH_MAX", "SERVERS_PER_NODE_MAX", "Member", "Registry", "RegistryError", "ServerEntry"]
+__all__ = ["SERVERS_PER_NODE_MAX", "Member", "Registry", "RegistryError", "ServerEntry"]
 
 SERVERS_PER_NODE_MAX = OWNED_MAX - 1  # the node itself is one of what its session owns
 RANK_MAX = (1 << 31) - 1

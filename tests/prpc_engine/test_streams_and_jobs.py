@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from prpc_engine import errors
-from prpc_engine.context import calling_peer, remaining_s
+from prpc_engine.context import remaining_s
 from prpc_engine.deferred import Deferred
 from prpc_engine.halves import WINDOW_ITEMS
 from prpc_engine.message import method_key
 from prpc_engine.method import idempotent
-from prpc_engine.peer import EXPIRED_MAX
+from prpc_engine.peer import EXPIRED_MAX, calling_peer
 from prpc_engine.server import Bounds, Server
 from prpc_engine.stream import Stream, incoming
 from shard import BackpressureError, Future

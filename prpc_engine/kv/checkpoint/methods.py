@@ -39,7 +39,6 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from prpc_engine.context import calling_peer
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.changes import Changed, Changes
 from prpc_engine.kv.checkpoint.cut import TableCut
@@ -61,6 +60,7 @@ from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write
 from prpc_engine.kv.epochs import asked_as
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import TableSpec, from_dict
+from prpc_engine.peer import calling_peer
 
 # A worker that is there needs one round to all servers between enter and cut; this is for one that is stopped or far away.
 HOLD_S_MAX = 2.0

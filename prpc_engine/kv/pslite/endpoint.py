@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from prpc_engine.context import calling_peer
 from prpc_engine.errors import Backpressure
 from prpc_engine.failures import told
 from prpc_engine.kv.pslite import wire
@@ -16,7 +15,7 @@ from prpc_engine.kv.pslite.mailroom import KV, SIMPLE, Mailroom
 from prpc_engine.kv.pslite.meetings import Meetings
 from prpc_engine.kv.pslite.reliable import Arrivals, Dice
 from prpc_engine.kv.pslite.wire import FORGOTTEN
-from prpc_engine.peer import Peer
+from prpc_engine.peer import Peer, calling_peer
 from shard import Future, Reactor
 
 LATE_MAX = 65536  # answers that are to come later, of requests that came together
