@@ -32,6 +32,7 @@ from prpc_engine.call import NEVER, TIMEOUT_S
 from prpc_engine.context import caller_name, remaining_s
 from prpc_engine.deferred import Deferred
 from prpc_engine.halves import Waits
+from prpc_engine.job import Expired
 from prpc_engine.mailbox import Ending, Mailbox, Terminated
 from shard import ClosedError, Future
 
@@ -103,7 +104,7 @@ class RpcRequest(_Values):
         if answer is None:
             return False
         if time.monotonic() >= self._deadline:  # perhaps the reactor's timer is late
-            answer.fail(errors.DeadlineExceeded("the deadline had passed before a dealer answered it"))
+            answer.fail(Expired("the deadline had passed before a dealer answered it"))
         return answer.done()
 
     @property

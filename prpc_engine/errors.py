@@ -159,7 +159,7 @@ class MaybeExecuted(RpcError):
 
 
 class RemoteError(RpcError):
-    """The handler raised.
+    """The handler raised, whatever that was and whichever kind of method it is: a DeadlineExceeded of a call that it made, too.
 
     `type_name` is the original exception's qualified type name, `remote_message` its text and
     `remote_traceback` its traceback as text; the exception itself stays where it was raised. `where` is who was asked: the
@@ -181,11 +181,11 @@ class RemoteError(RpcError):
 
 
 class DeadlineExceeded(RpcError, TimeoutError):
-    """The answer did not come in time; the handler may still be running."""
+    """The answer did not come in time; the handler may still be running. Never the handler's own, which is a RemoteError."""
 
 
 class Cancelled(RpcError):
-    """This side gave the call up before its answer came."""
+    """This side gave the call up before its answer came, or its server was closed while it ran."""
 
 
 class Closed(RpcError):

@@ -3,7 +3,7 @@
     state     event                               next
     queued    one of the server's tasks ended     running, or dropped when the deadline has passed
     queued    CANCEL, the peer is lost            dropped
-    running   it ends                             answered
+    running   it ends, by an error perhaps        answered: HANDLER_RAISED, whatever the error is
     running   the deadline passes                 cut: the caller is told DEADLINE
     queued    its server is closed                dropped: the caller is told STOPPING
     running   its server was closed before        ended, its `finally` blocks run: the caller is told CANCELLED
@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 import msgspec
 
 from prpc_engine.archive import Archive, Handover
+from prpc_engine.errors import DeadlineExceeded
 from prpc_engine.halves import Inbox, Window
 from prpc_engine.message import END, TO_CALLER, Status
 from shard import Connection, Future, Reactor, Timer
@@ -54,6 +55,10 @@ class Caller(Protocol):
         """CREDIT or END of a stream."""
 
 
+class Expired(DeadlineExceeded):
+    """The caller's deadline came first: raised by a server for its handlers. One of their own is told as any error of theirs."""
+
+
 class Job(msgspec.Struct, eq=False):
     """One request. Made and changed in the reactor's thread."""
 
@@ -71,7 +76,18 @@ class Job(msgspec.Struct, eq=False):
     inbox: Inbox | None = None  # of a stream
     window: Window | None = None
     cancel: Callable[[BaseException], object] | None = None  # set by the server as the job goes through its states
+    ended_by: BaseException | None = None  # what it was told to end with: by its deadline, its caller or its server's end
     timer: Timer | None = None
+
+    def end(self, error: BaseException) -> None:
+        """Have it end before its handler is done, if it can be: what it ends with then is not its handler's own."""
+        if self.cancel is not None:
+            self.ended_by = error
+            self.cancel(error)
+
+    def was_ended(self, error: BaseException) -> bool:
+        """Whether it ended with that error because of end(), or of its deadline; else the error is its handler's own."""
+        return is_a(error, Expired) or (self.ended_by is not None and is_a(error, type(self.ended_by)))
 
 
 def discard(value: Any) -> None:

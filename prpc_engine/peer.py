@@ -419,8 +419,8 @@ class Peer:
             return
         if kind == CANCEL:
             job = self.running.get(call_id)
-            if job is not None and job.cancel is not None:
-                job.cancel(CancelledError("the caller cancelled it"))
+            if job is not None:
+                job.end(CancelledError("the caller cancelled it"))
             return
         inbox, window = self._halves(call_id, TO_CALLER if side == FROM_CALLER else FROM_CALLER)
         if kind == ITEM:
@@ -506,8 +506,8 @@ class Peer:
         self._streams.clear()
         gone = CancelledError(f"{connection.peer} is gone")
         for job in list(self.running.values()):  # what nobody waits for goes on only when it has begun and is no stream
-            if job.cancel is not None and (job.inbox is not None or job.is_queued or job.ends_with_caller):
-                job.cancel(gone)
+            if job.inbox is not None or job.is_queued or job.ends_with_caller:
+                job.end(gone)
         self._on_lost(self)
         for tell in list(self.when_lost):
             tell(self)

@@ -29,10 +29,10 @@ from prpc_engine.archive import DECODE_ERRORS, PLAIN_BYTES_MAX, Handover, handov
 from prpc_engine.call import Call
 from prpc_engine.dedupe import ANSWERS_BYTES_MAX, ANSWERS_MAX
 from prpc_engine.deferred import Deferred, canceller
-from prpc_engine.errors import ConfigError, DeadlineExceeded, text_of
+from prpc_engine.errors import ConfigError, text_of
 from prpc_engine.failures import told
 from prpc_engine.halves import Inbox, Window
-from prpc_engine.job import Caller, Job, discard, is_a, pass_on_interrupt, pump
+from prpc_engine.job import Caller, Expired, Job, discard, is_a, pass_on_interrupt, pump
 from prpc_engine.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status, method_key
 from prpc_engine.method import Method, as_task, describe, public_methods
 from prpc_engine.repeats import Repeats, WayBack
@@ -193,8 +193,8 @@ class Server:
             if job.is_queued:
                 self._drop(job)
                 job.peer.fail(job.call_id, Status.STOPPING, "", f"{self.service!r} is stopping here", "")
-            elif job.cancel is not None:
-                job.cancel(CancelledError(f"{self.service!r} was closed before it was done"))
+            else:
+                job.end(CancelledError(f"{self.service!r} was closed before it was done"))
         return len(jobs)
 
     # -- requests --------------------------------------------------------------------------------------------------------
@@ -383,8 +383,7 @@ class Server:
 
     def _late(self, job: Job) -> None:
         job.timer = None
-        if job.cancel is not None:
-            job.cancel(DeadlineExceeded(f"the caller's {job.timeout_ms} ms are over"))
+        job.end(Expired(f"the caller's {job.timeout_ms} ms are over"))
 
     def _task(self, job: Job, value: Any) -> Future:
         if isinstance(value, Future):
@@ -412,13 +411,13 @@ class Server:
     def _cut(self, job: Job, error: BaseException) -> None:
         """It ends with an error."""
         self._leave(job)
-        if is_a(error, DeadlineExceeded):
+        if not job.was_ended(error):
+            self._raised(self._way_back(job), job.call_id, error)
+        elif is_a(error, Expired):
             self._way_back(job).fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", text_of(error), "")
-        elif is_a(error, CancelledError):
+        else:
             self.cancelled += 1
             self._way_back(job).fail(job.call_id, Status.CANCELLED, "CancelledError", text_of(error), "")
-        else:
-            self._raised(self._way_back(job), job.call_id, error)
 
     def _leave(self, job: Job) -> None:
         """The job is over: its place goes to the next one."""

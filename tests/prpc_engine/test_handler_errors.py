@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from prpc_engine import Deferred, Master, RpcClient, RpcService, idempotent, once
+from prpc_engine import Call, Deferred, Master, RpcClient, RpcService, idempotent, once
 from prpc_engine.archive import register
 from prpc_engine.archive.classes import by_class, by_name
-from prpc_engine.errors import BadArguments, RemoteError, RpcError
+from prpc_engine.errors import BadArguments, DeadlineExceeded, RemoteError, RpcError
 from prpc_engine.failures import ERROR_BYTES_MAX, HOPS_MAX
+from shard import CancelledError
 from tests.program import Program
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -58,6 +59,8 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "masked": lambda: Masked("no class"),
     "huge": lambda: ValueError("x" * (65 << 20)),
     "interrupt": lambda: KeyboardInterrupt("not of the main thread"),
+    "deadline": lambda: DeadlineExceeded("of its own"),
+    "engine's cancel": lambda: CancelledError("of what it waited for"),
 }
 
 
@@ -121,6 +124,29 @@ class Raising:
     async def items_async(self, what: str) -> AsyncIterator[int]:
         yield 1
         raise RAISED[what]()
+
+    @idempotent
+    async def nested(self) -> Any:
+        return await self._ask_never(0.01)
+
+    @once
+    def nested_once(self) -> Any:
+        return self._ask_never(0.01).result()
+
+    def nested_plain(self) -> Any:
+        return self._ask_never(0.01).result()
+
+    def nested_later(self) -> Any:
+        return self._ask_never(0.01)
+
+    def nested_items(self) -> Iterator[int]:
+        yield self._ask_never(0.01).result()
+
+    async def never(self) -> None:
+        await SERVICES[0]._node.reactor.sleep(3600.0)
+
+    def _ask_never(self, timeout_s: float) -> Call:
+        return SERVICES[0].create_client("raising", timeout_s=PATIENCE_S).submit("never", timeout_s=timeout_s)
 
     def result(self) -> Any:
         return {Unpackable(): object()}
@@ -191,6 +217,17 @@ def test_whatever_a_stream_raises_its_reader_is_told(world: World, method: str, 
         with pytest.raises(RemoteError):
             next(stream)
     assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1
+
+
+@pytest.mark.parametrize("method", ["nested_plain", "nested_once", "nested", "nested_later", "nested_items"])
+def test_a_caller_tells_a_deadline_of_its_handler_from_its_own(world: World, method: str) -> None:
+    call = world.client.stream if method == "nested_items" else world.client.submit
+    with pytest.raises(RemoteError) as caught:
+        call(method, timeout_s=PATIENCE_S).result(PATIENCE_S)
+    assert caught.value.type_name == "prpc_engine.errors.DeadlineExceeded"
+    assert caught.value.remote_message.startswith("no answer to 'never' from server 0 of 'raising'")
+    with pytest.raises(DeadlineExceeded):
+        world.client.call("never", timeout_s=0.01)
 
 
 def test_a_result_that_cannot_even_be_named_is_answered_for(world: World) -> None:
