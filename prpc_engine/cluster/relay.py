@@ -16,12 +16,14 @@ A shard writes a large tensor to its socket out of the application's slab, which
                                              the application had ready for them is ready again, unless it was on its way
     meanwhile                                who connects, those tasks among them, gets one of the others
     it is started again (shard/restart.py)   it gets the next connections, as it has the fewest
+    it stays down                            the task's log says so, and who answers in its place
 
 A shard is a spawned process: who asks for some makes the Server under `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -59,6 +61,8 @@ from shard import (
 OPEN_TIMEOUT_S = 30.0  # for a shard to reach its application, on a machine that is starting a whole job
 RESTART = RestartPolicy("on-failure")
 
+logger = logging.getLogger("prpc")
+
 
 @dataclass(frozen=True)
 class RelaySettings:
@@ -84,8 +88,12 @@ class Relays:
         self._locks = take_cores(count) if wants_cores else CoreLocks((), ())
         self._driver = driver
         self._dealer: Dealer | None = None
+        self._task = "this task"
+        self._staying = set(range(count))  # shards that live, or will again; the supervisor's thread changes it
         try:
-            self._group = ShardGroup(count, polling=polling, pin=False, driver=driver, restart=RESTART)
+            self._group = ShardGroup(
+                count, polling=polling, pin=False, driver=driver, restart=RESTART, on_change=self._shard_changed
+            )
             self._reader = ShardReader(self._group, figures_of_relay)
         except ValueError as error:
             self._locks.close()
@@ -106,6 +114,7 @@ class Relays:
         tls: TlsSettings | None,
     ) -> None:
         """Have every shard, and each that is started again, answer what comes to the tcp port of the task's data node."""
+        self._task = task
         dealer = self._dealer = Dealer(self._driver.reactor)
         settings = RelaySettings(
             task,
@@ -122,6 +131,19 @@ class Relays:
         )
         self._group.at_start(open_relay, settings)
         data.deal_out(dealer)
+
+    def _shard_changed(self, index: int, state: str, text: str) -> None:
+        """What the group says of a shard, in the supervisor's thread."""
+        if state == "gone":
+            self._staying.discard(index)
+            others = ", ".join(map(str, sorted(self._staying)))
+            logger.error(
+                "%s: communication shard %d stays down: what was asked through it ended with TaskLost, and %s in its place (%s)",
+                self._task,
+                index,
+                f"shard {others} answers" if others else "the task's own process answers",
+                text,
+            )
 
     @property
     def living(self) -> int:

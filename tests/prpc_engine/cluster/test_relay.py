@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from prpc_engine import Server, ServerConfig, metrics
 from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, cores, relay
 from prpc_engine.config import TlsSettings
 from prpc_engine.errors import ConfigError, DeadlineExceeded, RemoteError
-from shard import CoreLocks, ShardStatistics, usable_cores
+from shard import CoreLocks, RestartPolicy, ShardStatistics, usable_cores
 from tests.certificates import Authority
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
@@ -198,6 +199,34 @@ def test_a_killed_shard_is_started_again_and_its_receives_fail_by_name(tasks: tu
     assert worker.recv("first", source=PS0, step=0) == 1  # by whichever shard, or the application, is there
     wait_until(lambda: {shard.pid for shard in shards_of(ps)}.isdisjoint(shard.pid for shard in before), "two other shards")
     wait_until(lambda: ps.statistics().shards == 2)
+
+
+def test_a_shard_that_stays_down_is_told_of_once_and_others_answer_in_its_place(
+    host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "RESTART", RestartPolicy("never"))
+
+    def lines() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.name == "prpc" and "stays down: " in one.getMessage()]
+
+    cluster = cluster_at(host, ps=1, worker=1)
+    with (
+        Server(cluster, "ps", 0, config=ServerConfig(shards=2)) as ps,
+        Server(cluster, "worker", 0, config=ServerConfig(transports=["tcp"])) as worker,
+    ):
+        wait = worker.submit_recv("first", source=PS0, step=0)
+        wait_until(lambda: ps.statistics().waiting == 1, "the receive")
+        for shard in shards_of(ps):
+            os.kill(shard.pid, signal.SIGKILL)
+        with pytest.raises(TaskLost, match=f"'first' of step 0 was asked of {PS0}"):
+            wait.result(PATIENCE_S)
+        wait_until(lambda: len(lines()) == 2, "a line for each")
+        first, last = lines()
+        assert all(line.startswith(f"{PS0}: communication shard ") for line in (first, last))
+        assert re.search(r"and shard [01] answers in its place \(shard [01] .* killed by SIGKILL; it stays down", first)
+        assert "and the task's own process answers in its place" in last
+        ps.send("first", np.array(1), to=WORKER0, step=9)
+        assert worker.recv("first", source=PS0, step=9) == 1
 
 
 def test_one_killed_shard_leaves_the_other_alone_and_gets_the_next_connection(host: str) -> None:
