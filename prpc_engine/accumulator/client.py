@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -166,6 +166,7 @@ class AccumulatorClient:
         self._woken = False
         self._close_by_s: float | None = None
         self._pid = os.getpid()
+        self._under_way: tuple[Call, ...] = ()  # pushes that the sender waits for
         counters.attach(self, self._wake)
         self._thread = threading.Thread(target=self._run, name="prpc-accumulator", daemon=True)
         self._thread.start()
@@ -347,11 +348,9 @@ class AccumulatorClient:
         return answers, failed
 
     def _look_up(self) -> None:
-        """Ask the master anew who serves: a restarted server has another address, and its old id."""
-        try:
-            self._client = self._service.create_client(self._name, 0)
-        except Failure as error:
-            logger.debug("%s was not looked up: %s", self._name, str(error))  # the next try tells what is wrong
+        """Have the master asked anew who serves: a restarted server has another address, and its old id. Waits for nothing, as
+        the master may stand still, too; the next try, or the one after that, finds what it says."""
+        self._client.servers_changed()
 
     def _check_open(self) -> None:
         if self._close_by_s is not None:
@@ -372,12 +371,14 @@ class AccumulatorClient:
             with self._settled:
                 close_by_s = self._close_by_s
                 self._collect(self.counters.due(now_s) if close_by_s is None else self.counters.all(), now_s)
+                if close_by_s is not None and now_s >= close_by_s:
+                    return
                 batches = self._batches(now_s)
                 retry_s = self._next_retry_s()
             if batches:
                 self._push(batches)
             elif close_by_s is not None:
-                if now_s >= close_by_s or retry_s is None:
+                if retry_s is None:
                     return
                 self._wait_for_wake(min(close_by_s, retry_s) - now_s)
             else:
@@ -407,7 +408,11 @@ class AccumulatorClient:
 
     def _push(self, batches: Sequence[tuple[_Server, Batch]]) -> None:
         """To all servers at once; then see what each says."""
-        calls: list[tuple[_Server, Batch, Callable[[], Any]]] = []
+        close_by_s = self._close_by_s
+        timeout_s = PUSH_TIMEOUT_S
+        if close_by_s is not None:
+            timeout_s = max(0.0, min(timeout_s, close_by_s - time.monotonic()))
+        calls: list[tuple[_Server, Batch, Call]] = []
         for server, batch in batches:
             try:
                 entries = [entry.to_wire() for entry in batch.entries]
@@ -416,14 +421,15 @@ class AccumulatorClient:
                 continue
             arguments = (self._identity, self._incarnation, server.outbox.sequence, batch.maybe_applied, server.epoch, entries)
             try:
-                call = self._client.submit_to(server.server_id, "push", *arguments, timeout_s=PUSH_TIMEOUT_S)
+                call = self._client.submit_to(server.server_id, "push", *arguments, timeout_s=timeout_s)
             except Failure as error:
                 self._failed(server, batch, error)
             else:
-                calls.append((server, batch, call.result))
-        for server, batch, result in calls:
+                calls.append((server, batch, call))
+        self._under_way = tuple(call for _, _, call in calls)
+        for server, batch, call in calls:
             try:
-                action, epoch, lost, refused = result()
+                action, epoch, lost, refused = call.result()
             except (*Failure, TypeError, ValueError) as error:  # or what is no answer to a push
                 self._failed(server, batch, error)
             else:
@@ -494,7 +500,12 @@ class AccumulatorClient:
             self._settled.notify_all()
         self._wakes.put(None)
         self._thread.join()
+        self._thread.join(timeout_s)
+        for call in self._under_way:  # pushes from before close(), which may take longer than this does; others end in time
+            call.cancel()
         self.counters.detach()
+        with self._lock:
+            self._collect(self.counters.all(), time.monotonic())  # what the sender had no time to look at is given up, too
         atexit.unregister(self.close)
         with self._lock:
             lost = sum(server.outbox.drop_all() for server in self._servers)

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Future as FutureOfThread
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from prpc_engine.accumulator import (
     Sum,
     snapshot_file,
 )
+from prpc_engine.accumulator import client as client_module
 from prpc_engine.accumulator import outbox as outbox_module
 from prpc_engine.accumulator.client import SERVICE_NAME
 from prpc_engine.accumulator.outbox import Entry
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
+from tests.program import halt
 from tests.prpc_engine.accumulator.processes import NEVER_S, Process
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -139,6 +143,36 @@ def test_what_no_server_took_is_counted_and_told_at_the_end(caplog: pytest.LogCa
         assert client.statistics().dropped == 5
         with pytest.raises(Closed, match="closed here"):
             client.wait_empty()
+
+
+def test_a_client_closes_within_its_time_although_a_server_stands_still_with_a_push(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "PUSH_TIMEOUT_S", NEVER_S)
+    counters = CounterSet()
+    with Master() as master, RpcService(master=master.address) as service, Process("server", master.address) as server:
+        server.wait_until_ready()
+        client = AccumulatorClient(service, counters=counters)
+        one = Accumulator("one", Sum, 1, NEVER_S, counters)
+        one.write(1)
+        client.wait_empty(PATIENCE_S)
+        halt(server.pid)
+        try:
+            one.write(2)
+            wait_until(lambda: any(route.in_flight for route in client._client._routes.values()), "the push")
+            one.write(3)  # which waits behind it
+            closing = begun(client.close, 0.1)
+            assert closing.result(PATIENCE_S) == 2
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert "2 values were dropped" in caplog.text
+
+
+def begun(function: Callable[..., Any], *arguments: Any) -> FutureOfThread[Any]:
+    """What the function returns, in a thread that keeps nobody from ending the test."""
+    done: FutureOfThread[Any] = FutureOfThread()
+    threading.Thread(target=lambda: done.set_result(function(*arguments)), daemon=True).start()
+    return done
 
 
 def test_a_client_that_is_closed_after_its_service_ends_at_once_and_says_what_it_lost() -> None:
