@@ -22,12 +22,12 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.balance import BalancerStatistics
-from prpc_engine.call import TIMEOUT_S, Call
+from prpc_engine.call import TIMEOUT_S, Call, Client
 from prpc_engine.call_figures import SAMPLE_EVERY
 from prpc_engine.dealer import Dealer, ServerQueue
 from prpc_engine.directory import Directory
 from prpc_engine.master.registry import ServerEntry
-from prpc_engine.mender import Mender, Notice
+from prpc_engine.mender import Mender, Named, Notice
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
 from prpc_engine.retry import RetryPolicy
@@ -68,7 +68,11 @@ class RpcClient:
 
     The balance policy picks a server for each call; `..._to` forms name it, `..._by` forms choose it by a key. A call that did
     not reach a server goes to another one by itself; what may have run is repeated only when the method is idempotent: registered
-    so by the server (prpc_engine.idempotent), or named in create_client(). Calls of a named server are never repeated.
+    so by the server (prpc_engine.idempotent), or named in create_client().
+
+    Calls of a named server go to no other one and are never repeated. While the master lists that server and it cannot be
+    reached, they wait for it until their deadline, as other calls do; when it is not listed they end with NoServer. With
+    RetryPolicy(unsent_max=1) they end with the first failure instead.
 
     Every verb raises the errors of prpc_engine.errors; `timeout_s` is in seconds, None waits as long as the connection lasts.
     submit(), stream() and notify() never wait, not for a connection either. What is wrong with the arguments, and that the client
@@ -100,6 +104,7 @@ class RpcClient:
         self._pick, self._to, self._by = self._directory.pick, self._directory.to, self._directory.by
         self._ailing = self._directory.balancer.ailing
         self._mender = Mender(self, self._directory, node, retry or RetryPolicy(), source, idempotent)
+        self._named = Named(self._mender, self._directory)
         self._count_call = self._mender.budget.count_call
         self._figures = self._directory.figures
         self._named_calls = itertools.count()  # of a named server, and streams: those get no retries
@@ -159,11 +164,11 @@ class RpcClient:
         Where the server is not connected yet, it leaves later: that it could not is logged then; or `wait` for it here, for
         TIMEOUT_S seconds at most, and it is raised. Order is kept among messages below 256 KiB; over tcp a small one may overtake
         a larger one: call() where order matters."""
-        self._notify(self._only or self._pick(), method, args, True, wait)
+        self._notify(self._only or self._pick(), method, args, self, wait)
 
     def notify_to(self, server_id: int, method: str, *args: Any, wait: bool = False) -> None:
         """As notify(), of one server."""
-        self._notify(self._to(server_id), method, args, False, wait)
+        self._notify(self._to(server_id), method, args, self._named, wait)
 
     def broadcast(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> list[Any]:
         """The method's result from every server known here, in order of server id. Raises the first error."""
@@ -173,29 +178,29 @@ class RpcClient:
 
     def call_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """As call(), of one server."""
-        return self._request_to(self._to(server_id), method, args, timeout_s, True).result()
+        return self._request_to(self._to(server_id), method, args, timeout_s, True, self._named).result()
 
     def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
         """As submit(), of one server."""
-        return self._request_to(self._to(server_id), method, args, timeout_s, False)
+        return self._request_to(self._to(server_id), method, args, timeout_s, False, self._named)
 
     def call_by(self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """As call(), of the server that owns `key` among those known here: equal keys go to one server as long as all stay."""
-        return self._request_to(self._by(key), method, args, timeout_s, True).result()
+        return self._request_to(self._by(key), method, args, timeout_s, True, self._owner_of(key)).result()
 
     def submit_by(self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
         """As submit(), of the server that owns `key`."""
-        return self._request_to(self._by(key), method, args, timeout_s, False)
+        return self._request_to(self._by(key), method, args, timeout_s, False, self._owner_of(key))
 
     def stream(self, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
         """Begin a stream: iterate over what the method yields, send() what it takes (stream.py). `timeout_s` is for all of it.
 
         As submit() this never waits: what keeps the stream from being opened is raised by its first use, or by `async with`."""
-        return self._stream(self._only or self._pick(), method, args, timeout_s, True)
+        return self._stream(self._only or self._pick(), method, args, timeout_s, self)
 
     def stream_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
         """As stream(), of one server."""
-        return self._stream(self._to(server_id), method, args, timeout_s, False)
+        return self._stream(self._to(server_id), method, args, timeout_s, self._named)
 
     def bind(
         self,
@@ -271,11 +276,11 @@ class RpcClient:
             if peer is None:
                 self._check_method(method)
                 self._count_call()
-                return self._mender.begin(route, method, args, timeout_s, stable, True)
+                return self._mender.begin(route, method, args, timeout_s, stable, self)
         try:
             call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, self)
         except (errors.NotSent, errors.Backpressure) as error:
-            return self._mender.begin(route, method, args, timeout_s, stable, True, error)
+            return self._mender.begin(route, method, args, timeout_s, stable, self, error)
         except errors.RpcError as error:
             self._figures.failed(error)
             raise
@@ -292,16 +297,23 @@ class RpcClient:
         if not number & SAMPLE_MASK:
             self._figures.time(call)
 
-    def _request_to(self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool) -> Call:
+    def _owner_of(self, key: int | str | bytes) -> Named:
+        return Named(self._mender, self._directory, key)
+
+    def _request_to(
+        self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool, named: Named
+    ) -> Call:
         number = self._count_named()
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
             if peer is None:
                 self._check_method(method)
-                return self._mender.begin(route, method, args, timeout_s, stable, False)
+                return self._mender.begin(route, method, args, timeout_s, stable, named)
         try:
-            call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, None)
+            call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, named)
+        except errors.NotSent as error:
+            return self._mender.begin(route, method, args, timeout_s, stable, named, error)
         except errors.RpcError as error:
             self._figures.failed(error)
             raise
@@ -309,7 +321,7 @@ class RpcClient:
             self._figures.time(call)
         return call
 
-    def _notify(self, route: Route, method: str, args: tuple[Any, ...], may_go_elsewhere: bool, wait: bool) -> None:
+    def _notify(self, route: Route, method: str, args: tuple[Any, ...], client: Client, wait: bool) -> None:
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
@@ -317,29 +329,27 @@ class RpcClient:
             peer.notify(route, method, self._keys.get(method) or self._key(method), args)
             return
         self._check_method(method)
-        call = self._mender.begin(route, method, args, TIMEOUT_S, False, may_go_elsewhere, kind=Notice)
+        call = self._mender.begin(route, method, args, TIMEOUT_S, False, client, kind=Notice)
         if wait:
             call.result()
         else:
             call.add_done_callback(_log_unsent)
 
-    def _stream(
-        self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, may_go_elsewhere: bool
-    ) -> Stream:
+    def _stream(self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, client: Client) -> Stream:
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._mender.peer_at_once(route)
         key = self._key(method)
         self._count_named()
         if peer is None:
-            return self._stream_later(route, method, args, timeout_s, may_go_elsewhere)
+            return self._stream_later(route, method, args, timeout_s, client)
         try:
             stream = peer.open(route, method, key, args, timeout_s)
         except (errors.NotSent, errors.Backpressure) as error:
-            if not may_go_elsewhere:
+            if client is not self and isinstance(error, errors.Backpressure):
                 raise
-            return self._stream_later(route, method, args, timeout_s, True, error)
-        if self._ailing and may_go_elsewhere:
+            return self._stream_later(route, method, args, timeout_s, client, error)
+        if self._ailing and client is self:
             stream.call.add_done_callback(self._mender.answered)
         return stream
 
@@ -349,10 +359,10 @@ class RpcClient:
         method: str,
         args: tuple[Any, ...],
         timeout_s: float | None,
-        may_go_elsewhere: bool,
+        client: Client,
         error: errors.RpcError | None = None,
     ) -> Stream:
-        call = self._mender.begin(route, method, args, timeout_s, False, may_go_elsewhere, error, kind=stream_call)
+        call = self._mender.begin(route, method, args, timeout_s, False, client, error, kind=stream_call)
         assert isinstance(call, StreamCall)
         return Stream(call, self._node.reactor.call_soon)
 

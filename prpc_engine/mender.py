@@ -4,6 +4,7 @@ nor the reactor.
     a call that                                   waits for                         where
     goes to a server not known here               a look at the master              the look's thread (directory.py)
     goes to a server that is not connected        the connection                    Route.waiting; a connector thread, short-lived
+    could not be sent to the server it is for     that server                       a timer; then a look, and the same again
     failed, and may have run; the master does     the word on its idempotence       DESCRIBE, asked of several servers at once
       not know whether it may be repeated
     is to be tried again later                    the time                          a timer of the reactor
@@ -60,6 +61,35 @@ class Notice(Call):
     """A notification on the slow path: done when it was sent."""
 
 
+class Named:
+    """The client of calls that one server alone may run: while it cannot be reached they wait, and are sent to no other one.
+
+    An owner of a `key` that the master no longer lists hands them to the next owner. Not used by a policy with unsent_max=1:
+    such calls end with the first failure.
+    """
+
+    __slots__ = ("_directory", "_key", "_mender")
+
+    def __init__(self, mender: Mender, directory: Directory, key: int | str | bytes | None = None) -> None:
+        self._mender = mender
+        self._directory = directory
+        self._key = key
+
+    def failed(self, call: Call, error: BaseException) -> bool:
+        """See call.Client. What may have run is not repeated; a server that the master does not list is not waited for."""
+        if not isinstance(error, errors.NotSent | errors.UnknownService) or self._mender.fails_at_once:
+            return False
+        if isinstance(error, errors.NoServer) and self._key is None:
+            return False
+        return self._mender.failed(call, error)
+
+    def find(self, route: Route) -> Route:
+        """Where a call goes that failed at `route`, by what is known now."""
+        if self._key is not None:
+            return self._directory.by(self._key)
+        return route if isinstance(route, Sought) else self._directory.to(route.server_id)
+
+
 class Mender:
     """See the file's head. Owned by one client; thread-safe, with what it decides in the reactor's thread.
 
@@ -77,6 +107,7 @@ class Mender:
         self._reactor = node.reactor
         self._policy = policy
         self._random = random
+        self.fails_at_once = policy.unsent_max == 1  # a call of a named server; others are as quick by that policy itself
         self._closed = False
         self._quiet_until = 0.0  # nothing is said of calls that wait
         self._guard = threading.Lock()  # of what follows, and of Route.waiting
@@ -112,16 +143,17 @@ class Mender:
         args: tuple[Any, ...],
         timeout_s: float | None,
         stable: bool,
-        may_go_elsewhere: bool,
+        client: Client,
         error: errors.RpcError | None = None,
         kind: Callable[..., Call] = Call,
     ) -> Call:
-        """A call that is sent as soon as it can be. `error`: why it could not be sent to that route just now.
+        """A call that is sent as soon as it can be. `client` hears of its failures; `error`: why it could not be sent to that
+        route just now.
 
         Raises BadArguments, Closed, Backpressure when too many wait, and ForkedError.
         """
         self._check_open()
-        call = self.encoded(route, method, args, timeout_s, stable, self._client if may_go_elsewhere else None, kind)
+        call = self.encoded(route, method, args, timeout_s, stable, client, kind)
         self.admit(call)
         if error is None:
             self.send(call, route)
@@ -400,7 +432,8 @@ class Mender:
             else:
                 self._end_gone(call, error)
             return
-        route = self._directory.pick(decided.avoid)
+        named = call.client
+        route = named.find(call.asked[1]) if isinstance(named, Named) else self._directory.pick(decided.avoid)
         if isinstance(route, Sought):  # the look has been, or is not worth while
             self._found(call, route, failure)
         else:

@@ -126,7 +126,8 @@ class RetryPolicy:
     """When a call is tried again. See the file's head.
 
     attempts_max   attempts that may have reached a server, the first included; 1: no retry of those
-    unsent_max     attempts that reached nobody, the first included; 1: no failover at all; None: as many as the deadline allows
+    unsent_max     attempts that reached nobody, the first included; 1: no failover at all, and calls of a named server do not
+                   wait for it; None: as many as the deadline allows
     attempt_s      how long one attempt may take, where that is less than what the call has left; None: all of it
     backoff        between attempts
 
@@ -153,6 +154,10 @@ class RetryPolicy:
         if self.attempt_s is not None:
             left_s = min(left_s, self.attempt_s)
         return None if left_s == NEVER else left_s
+
+
+# Of clients that look for what they ask elsewhere themselves: the first failure to reach a server is the end of a call.
+AT_ONCE = RetryPolicy(unsent_max=1)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from prpc_engine.accumulator.window import UNKNOWN
 from prpc_engine.call import Call
 from prpc_engine.client import RpcClient
 from prpc_engine.config import check_timeout
+from prpc_engine.retry import AT_ONCE
 from prpc_engine.service import RpcService
 from shard import ShardError
 
@@ -71,7 +72,7 @@ def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -
     check_timeout(timeout_s)
     deadline_s = time.monotonic() + timeout_s
     while True:
-        client = service.create_client(name, servers, max(0.0, deadline_s - time.monotonic()))
+        client = service.create_client(name, servers, max(0.0, deadline_s - time.monotonic()), retry=AT_ONCE)
         known = client.server_ids
         missing = sorted(set(range(servers)) - set(known))
         more = [server_id for server_id in known if server_id >= servers]
@@ -165,8 +166,8 @@ class AccumulatorClient:
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._woken = False
         self._close_by_s: float | None = None
-        self._pid = os.getpid()
         self._under_way: tuple[Call, ...] = ()  # pushes that the sender waits for
+        self._pid = os.getpid()
         counters.attach(self, self._wake)
         self._thread = threading.Thread(target=self._run, name="prpc-accumulator", daemon=True)
         self._thread.start()
@@ -370,9 +371,9 @@ class AccumulatorClient:
             now_s = time.monotonic()
             with self._settled:
                 close_by_s = self._close_by_s
-                self._collect(self.counters.due(now_s) if close_by_s is None else self.counters.all(), now_s)
                 if close_by_s is not None and now_s >= close_by_s:
                     return
+                self._collect(self.counters.due(now_s) if close_by_s is None else self.counters.all(), now_s)
                 batches = self._batches(now_s)
                 retry_s = self._next_retry_s()
             if batches:
@@ -499,13 +500,13 @@ class AccumulatorClient:
             self._close_by_s = time.monotonic() + timeout_s
             self._settled.notify_all()
         self._wakes.put(None)
-        self._thread.join()
         self._thread.join(timeout_s)
         for call in self._under_way:  # pushes from before close(), which may take longer than this does; others end in time
             call.cancel()
-        self.counters.detach()
+        self._thread.join()
         with self._lock:
             self._collect(self.counters.all(), time.monotonic())  # what the sender had no time to look at is given up, too
+        self.counters.detach()
         atexit.unregister(self.close)
         with self._lock:
             lost = sum(server.outbox.drop_all() for server in self._servers)

@@ -25,7 +25,8 @@ from prpc_engine.accumulator.client import SERVICE_NAME, ask_all
 from prpc_engine.accumulator.counter import NAMES_MAX, check_name
 from prpc_engine.accumulator.window import APPLY, DUPLICATE, Window
 from prpc_engine.client import RpcClient
-from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, RpcError
+from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, RpcError, is_number
+from prpc_engine.retry import AT_ONCE
 from prpc_engine.service import RpcService
 from shard import ShardError, this_shard
 
@@ -215,8 +216,8 @@ class AccumulatorServer:
         snapshot_s: float = SNAPSHOT_S,
         aggregators: Sequence[type[Aggregator]] = (),
     ) -> None:
-        if not isinstance(snapshot_s, (int, float)) or not SNAPSHOT_S_MIN <= snapshot_s <= SNAPSHOT_S_MAX:
-            raise ConfigError(f"snapshot_s={snapshot_s!r}: {SNAPSHOT_S_MIN} to {SNAPSHOT_S_MAX} seconds are allowed")
+        if not is_number(snapshot_s) or not SNAPSHOT_S_MIN <= snapshot_s <= SNAPSHOT_S_MAX:
+            raise ConfigError(f"snapshot_s={snapshot_s!r:.100}: {SNAPSHOT_S_MIN} to {SNAPSHOT_S_MAX} seconds are allowed")
         self._service, self.name = service, name
         self._path = None if snapshot_path is None else Path(snapshot_path)
         self._lock = None if self._path is None else snapshot_file.Lock(self._path)
@@ -275,7 +276,7 @@ class AccumulatorServer:
         failed: dict[int, str] = {}
         for _ in range(ASK_TRIES):
             if self._client is None:
-                self._client = self._service.create_client(self.name, 0)
+                self._client = self._service.create_client(self.name, 0, retry=AT_ONCE)
             client = self._client
             asked = [server_id for server_id in self.server.server_ids if server_id not in answers]
             done, errors = ask_all(client, asked, method, args, ASK_TIMEOUT_S)

@@ -25,6 +25,7 @@ from prpc_engine.kv.server import TableShard
 from prpc_engine.kv.spec import checked_count
 from prpc_engine.kv.stream import FORWARD_TIMEOUT_S
 from prpc_engine.kv.tree import PlacementNode, Tree
+from prpc_engine.retry import AT_ONCE, RetryPolicy
 from prpc_engine.service import SERVERS_PATH
 from shard import Future
 
@@ -55,7 +56,9 @@ class ElasticService(Protocol):
 
     def create_server(self, name: str, served: object, server_id: int = -1) -> Any: ...
 
-    def create_client(self, name: str, expected_servers: int = 1, timeout_s: float = 10.0) -> Any: ...
+    def create_client(
+        self, name: str, expected_servers: int = 1, timeout_s: float = 10.0, *, retry: RetryPolicy | None = None
+    ) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class ElasticServer:
         with ExitStack() as closing:  # a server without its keeper would be given partitions that it never serves
             self.server = service.create_server(name, self._host.methods(), server_id=server_id)
             closing.callback(self.server.close)
-            self._client = client = service.create_client(name)
+            self._client = client = service.create_client(name, retry=AT_ONCE)
             closing.callback(client.close)
             self._keeper = Keeper(node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint, schemas.of)
             self._host.server_id = server_id

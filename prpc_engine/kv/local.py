@@ -16,6 +16,7 @@ import numpy as np
 
 from prpc_engine.errors import ConfigError, NoServer, RemoteError
 from prpc_engine.kv.tree import Tree
+from prpc_engine.retry import RetryPolicy
 from shard import Future
 
 HANDLER_S_MAX = 600.0  # of one wait of an `async def` handler: for the disk
@@ -60,8 +61,11 @@ class LocalService:
         """Nobody waits here."""
         raise ConfigError("elastic tables need a driver: use prpc_engine.RpcService")
 
-    def create_client(self, name: str, *, expected_servers: int = 1, timeout_s: float = 10.0) -> LocalClient:
-        """A client of the servers there are; NoServer when they are too few, as none can come while we wait."""
+    def create_client(
+        self, name: str, *, expected_servers: int = 1, timeout_s: float = 10.0, retry: RetryPolicy | None = None
+    ) -> LocalClient:
+        """A client of the servers there are; NoServer when they are too few, as none can come while we wait. No call is tried
+        again, whatever `retry` says: it cannot fail to arrive."""
         servers = self.servers.get(name, [])
         if len(servers) < expected_servers:
             raise NoServer(f"{len(servers)} of {expected_servers} servers of {name!r} after {timeout_s} s")

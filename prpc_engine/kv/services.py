@@ -9,12 +9,15 @@ from typing import Any, Protocol
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.lane import Client
 from prpc_engine.kv.tree import Tree
+from prpc_engine.retry import RetryPolicy
 
 
 class CallingService(Protocol):
     """What is used of prpc_engine.RpcService."""
 
-    def create_client(self, name: str, /, *, expected_servers: int = 1, timeout_s: float = ...) -> Client:
+    def create_client(
+        self, name: str, /, *, expected_servers: int = 1, timeout_s: float = ..., retry: RetryPolicy | None = None
+    ) -> Client:
         """Wait until that many servers of the service are there."""
 
     @property

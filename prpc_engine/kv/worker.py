@@ -57,6 +57,7 @@ from prpc_engine.kv.table import TableStatistics
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
 from prpc_engine.kv.tree import PlacementNode
 from prpc_engine.kv.whereabouts import Whereabouts
+from prpc_engine.retry import AT_ONCE
 from prpc_engine.service import SERVERS_PATH
 
 Keys = npt.NDArray[np.int64]
@@ -99,7 +100,9 @@ class TableWorker:
         if ack not in ACKS or (ack == "replicated" and not elastic):
             raise ConfigError(f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, durable, of elastic tables replicated")
         self._session, identity = Session(name), secrets.randbits(62)
-        self._client = service.create_client(name, expected_servers=1 if elastic else expected_servers, timeout_s=timeout_s)
+        servers = 1 if elastic else expected_servers
+        # A lane looks for the partition elsewhere as soon as its server cannot be reached, and keeps the deadline itself.
+        self._client = service.create_client(name, expected_servers=servers, timeout_s=timeout_s, retry=AT_ONCE)
         self._is_monotonic = monotonic
         self._locate: Callable[[Sequence[Lane]], None] = lambda lanes: None
         if elastic:

@@ -17,6 +17,7 @@ from prpc_engine import Master, RpcClient, RpcService, directory, errors, incomi
 from prpc_engine.call import Call
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.peer import Peer
+from prpc_engine.retry import AT_ONCE, RetryPolicy
 from prpc_engine.serving import RpcServer
 from shard import Limits
 from tests.prpc_engine.blackhole import Blackhole
@@ -42,9 +43,9 @@ class World:
         (entry,) = self.calling._lookup("test", 1, PATIENCE_S)
         return replace(entry, server_id=server_id)
 
-    def client(self, *entries: ServerEntry, balance: str = "least_outstanding") -> RpcClient:
+    def client(self, *entries: ServerEntry, balance: str = "least_outstanding", retry: RetryPolicy | None = None) -> RpcClient:
         """Of those servers, and no others."""
-        return RpcClient("test", self.calling._node, list(entries), lambda: list(entries), balance)
+        return RpcClient("test", self.calling._node, list(entries), lambda: list(entries), balance, retry)
 
     def disconnect(self) -> None:
         """Hang up on the server that works."""
@@ -132,6 +133,14 @@ def test_a_server_that_cannot_be_connected_to_holds_up_no_call_of_another(world:
         fine = [client.submit("echo", number, timeout_s=PATIENCE_S) for number in range(2)]
         world.hole.close()
         assert [call.result(PATIENCE_S) for call in fine] == [0, 1], "those that met the other go on to this one"
+        with pytest.raises(TimeoutError):
+            hung.result(SHORT_S)  # it was to go nowhere else, and has a deadline far away
+
+
+def test_a_call_of_a_named_server_ends_with_the_first_failure_where_its_policy_says_so(world: World) -> None:
+    with world.client(world.hole.entry("test", 0), world.entry(1), retry=AT_ONCE) as client:
+        hung = client.submit_to(0, "echo", 0, timeout_s=LONG_S)
+        world.hole.close()
         with pytest.raises(errors.NotSent, match=r"server 0 of 'test' \(rank 99\) cannot be reached: .*tried for"):
             hung.result(PATIENCE_S)
 
@@ -154,7 +163,10 @@ def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_r
 
 def test_so_many_servers_are_connected_to_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mender, "CONNECTORS_MAX", 1)
-    with Blackhole() as second, world.client(world.hole.entry("test", 0), second.entry("test", 1), world.entry(2)) as client:
+    with (
+        Blackhole() as second,
+        world.client(world.hole.entry("test", 0), second.entry("test", 1), world.entry(2), retry=AT_ONCE) as client,
+    ):
         calls = [client.submit_to(server_id, "echo", server_id, timeout_s=LONG_S) for server_id in range(3)]
         wait_until(lambda: connectors() == 1)
         assert not any(call.done() for call in calls)
@@ -253,7 +265,7 @@ def test_an_unknown_server_is_looked_up_by_another_thread(world: World) -> None:
 
 
 def test_a_notification_that_could_not_leave_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    with world.hung() as client:
+    with world.client(world.hole.entry("test", 0), retry=AT_ONCE) as client:
         client.notify_to(0, "hear", 1)
         world.hole.close()
         wait_until(lambda: "a notification was lost" in caplog.text)
@@ -365,6 +377,7 @@ def test_a_stream_that_reaches_nobody_goes_to_another_server_or_says_so(world: W
     world.hole.close()
     with world.client(world.hole.entry("streams", 0), replace(entry, server_id=1)) as client:
         assert [list(client.stream("count", 3)) for _ in range(10)] == [[0, 1, 2]] * 10
+    with world.client(world.hole.entry("streams", 0), replace(entry, server_id=1), retry=AT_ONCE) as client:
         with pytest.raises(errors.NotSent, match=r"server 0 of 'streams' \(rank 99\) cannot be reached"):
             next(client.stream_to(0, "count", 3))
         with pytest.raises(errors.NoServer, match="no server 7"):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
-from prpc_engine import Master, MasterClient, RetryPolicy, RpcService, errors
+from prpc_engine import Master, MasterClient, RetryPolicy, RpcClient, RpcService, errors
+from prpc_engine.master.registry import ServerEntry
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 Starts = Callable[[str], Any]
+
+
+class Streaming(Plain):
+    """With a method that yields."""
+
+    def count(self, to: int) -> Iterator[int]:
+        yield from range(to)
 
 
 def waiting_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -116,6 +125,77 @@ def test_a_call_that_found_no_server_by_its_deadline_was_not_sent(master: Master
         with pytest.raises(errors.NotSent, match=r"'test' has no live server .* the deadline comes before the next attempt"):
             client.call("echo", 1, timeout_s=1.0)
         assert client.statistics().waiting == 0
+
+
+class Nobody:
+    """An address where nobody listens yet, which the master's entries name."""
+
+    def __init__(self, address: str) -> None:
+        self.entry = ServerEntry("test", 0, 99, 16, (f"tcp://{address}",))
+
+    def client(self, caller: RpcService, **settings: Any) -> RpcClient:
+        """Of a service whose only server is there, until the master lists another one."""
+        return RpcClient("test", caller._node, [self.entry], lambda: caller._lookup("test", 0, 1.0) or [self.entry], **settings)
+
+
+def test_calls_of_a_named_server_wait_for_it_while_it_is_listed_and_refuses(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Streaming()
+    with hold_port() as held, RpcService(master.address) as caller, Nobody(address_of(held)).client(caller) as client:
+        calls = [
+            client.submit_to(0, "echo", 0, timeout_s=PATIENCE_S),
+            client.submit_by("a key", "echo", 1, timeout_s=PATIENCE_S),
+            client.submit_to(0, "echo", 2, timeout_s=None),
+        ]
+        stream = client.stream_to(0, "count", 3, timeout_s=PATIENCE_S)
+        client.notify_to(0, "hear", "a notification")
+        wait_until(lambda: waiting_lines(caplog), "the line that says for what they wait")
+        assert not any(call.done() for call in [*calls, stream])
+        with RpcService(master.address, transports=["tcp"], bind=address_of(held)) as after:
+            after.create_server("test", served, server_id=0)
+            assert [call.result(PATIENCE_S) for call in calls] == [0, 1, 2]
+            assert list(stream) == [0, 1, 2]
+            wait_until(lambda: served.heard == ["a notification"])
+        (line,) = waiting_lines(caplog)
+        assert line.startswith("waiting for a server of 'test', until the deadlines of its calls: server 0 of 'test'")
+
+
+def test_a_call_of_a_named_server_that_stays_away_says_so_at_its_deadline(master: Master) -> None:
+    with hold_port() as held, RpcService(master.address) as caller, Nobody(address_of(held)).client(caller) as client:
+        started = time.monotonic()
+        for ask in (partial(client.call_to, 0), partial(client.call_by, "a key")):
+            with pytest.raises((errors.NotSent, errors.DeadlineExceeded), match=r"server 0 of 'test'.*refused.*tried \d+ times"):
+                ask("echo", 1, timeout_s=0.5)
+        assert time.monotonic() - started >= 0.5
+
+
+def test_a_call_of_a_named_server_that_is_not_listed_ends_at_once(master: Master) -> None:
+    with hold_port() as held, RpcService(master.address) as caller:
+        entry = Nobody(address_of(held)).entry
+        with RpcClient("test", caller._node, [entry], list) as client, pytest.raises(errors.NoServer, match="no server 0"):
+            client.call_to(0, "echo", 1, timeout_s=3600.0)
+
+
+def test_a_call_by_a_key_goes_to_the_next_owner_when_the_first_is_not_listed_any_more(master: Master) -> None:
+    with hold_port() as held, RpcService(master.address) as caller, RpcService(master.address) as service:
+        service.create_server("test", Plain(), server_id=1)
+        away = Nobody(address_of(held)).entry
+        (living,) = caller._lookup("test", 1, PATIENCE_S)
+        listed = [away, living]
+        with RpcClient("test", caller._node, [away, living], lambda: listed) as client:
+            waiting = client.submit_by(0, "echo", 1, timeout_s=PATIENCE_S)  # 0 of two owners: the one that is away
+            assert not waiting.done()
+            listed.remove(away)
+            assert waiting.result(PATIENCE_S) == 1
+
+
+def test_a_policy_may_say_that_a_named_server_is_not_waited_for(master: Master) -> None:
+    once = RetryPolicy(unsent_max=1)
+    with hold_port() as held, RpcService(master.address) as caller, Nobody(address_of(held)).client(caller, retry=once) as client:
+        for ask in (client.submit_to(0, "echo", 1), client.submit_by("a key", "echo", 1), client.stream_to(0, "count", 1)):
+            with pytest.raises(errors.NotSent, match="refused"):
+                ask.result(PATIENCE_S)
 
 
 def test_a_policy_may_say_how_often_nobody_is_tried(master: Master) -> None:

@@ -35,6 +35,7 @@ from prpc_engine.kv.pslite.mailroom import Mailroom
 from prpc_engine.kv.pslite.meetings import ANY
 from prpc_engine.kv.pslite.reliable import Dice, follow
 from prpc_engine.master.master import Master
+from prpc_engine.retry import AT_ONCE
 from prpc_engine.service import SERVERS_PATH, RpcService
 from prpc_engine.serving import RpcServer
 from shard import ClosedError, Driver, Future
@@ -92,7 +93,7 @@ class Postoffice:
                 self._master.close()
             raise
         try:
-            self.client = self._service.create_client(SERVICE, expected_servers=0)
+            self.client = self._service.create_client(SERVICE, expected_servers=0, retry=AT_ONCE)
             self._service.master_client.tree_watch(f"{SERVERS_PATH}/{SERVICE}", self._note_change)
         except BaseException:
             self.close()
