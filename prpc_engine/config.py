@@ -35,6 +35,7 @@ POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
 SLAB_BYTES_MAX = 8 << 30
 SERVER_ID_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 3600.0  # of what waits for others to start: as long as the master holds a look-up
+WAIT_S_MAX = 4_000_000.0  # of one thread for another, as of calls: 46 days, and less than any clock or lock of Python takes
 
 
 def transports_from(wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -317,6 +318,11 @@ def check_stall_budget(budget_s: object) -> None:
         )
 
 
+def check_wait(timeout_s: object) -> None:
+    """A wait that may last as long as it takes: a number of seconds from 0 on, or None. Raises ConfigError."""
+    check_seconds("timeout_s", timeout_s, WAIT_S_MAX, or_none=True)
+
+
 def check_timeout(timeout_s: object, most: float = TIMEOUT_S_MAX) -> None:
     """A wait that must end: a number of seconds from 0 on. Raises ConfigError."""
     check_seconds("timeout_s", timeout_s, most)
@@ -324,6 +330,15 @@ def check_timeout(timeout_s: object, most: float = TIMEOUT_S_MAX) -> None:
 
 def check_seconds(name: str, value: object, most: float = TIMEOUT_S_MAX, or_none: bool = False) -> None:
     """A number of seconds from 0 on, or None where that is allowed. Raises ConfigError."""
-    if (value is None and or_none) or (is_number(value) and 0 <= value <= most):  # type: ignore[operator]
+    if (value is None and or_none) or (is_number(value) and 0 <= value <= most and _is_float(value)):  # type: ignore[operator]
         return
     raise ConfigError(f"{name}={value!r:.100}: 0 to {most:.0f} seconds are allowed" + (", or None" if or_none else ""))
+
+
+def _is_float(value: Any) -> bool:
+    """Whether clocks can add it: an int may be beyond every float, which inf allows by comparison."""
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True

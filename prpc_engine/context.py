@@ -53,10 +53,10 @@ def inherited_s(timeout_s: float | None, clock: Callable[[], float]) -> float | 
     return remaining if timeout_s is None else min(timeout_s, remaining)
 
 
-def wait_in_ms(timeout_s: float | None) -> int:
-    """A timeout as the header of a message has it. Raises BadArguments."""
+def wait_in_ms(timeout_s: float | None, name: str = "timeout_s") -> int:
+    """A timeout as the header of a message has it; `name` is what its caller calls it. Raises BadArguments."""
     if timeout_s is None:
         return 0
     if is_number(timeout_s) and 0.0 <= timeout_s <= TIMEOUT_S_MAX:
         return int(timeout_s * 1000.0) + 1
-    raise BadArguments(f"timeout_s={timeout_s!r:.100}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
+    raise BadArguments(f"{name}={timeout_s!r:.100}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")

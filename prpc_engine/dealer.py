@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 from prpc_engine import errors
 from prpc_engine.call import NEVER, TIMEOUT_S
-from prpc_engine.context import caller_name, remaining_s
+from prpc_engine.context import caller_name, remaining_s, wait_in_ms
 from prpc_engine.deferred import Deferred
 from prpc_engine.halves import Waits
 from prpc_engine.job import Expired
@@ -231,7 +231,9 @@ class Dealer:
     def send_request(self, request: RpcRequest, timeout_s: float | None = TIMEOUT_S) -> None:
         """Send it; its response comes by recv_response(), also when it is that the request failed or `timeout_s` passed.
 
-        Raises Backpressure while REQUESTS_MAX of this dealer are in flight or answered and not received; Closed."""
+        Raises Backpressure while REQUESTS_MAX of this dealer are in flight or answered and not received; Closed; BadArguments for
+        seconds that are none."""
+        wait_in_ms(timeout_s)
         self._asking()
         self._ending.check()
         if len(self._pending) + len(self._responses) >= REQUESTS_MAX:
@@ -291,7 +293,9 @@ class Dealer:
     def sync_rpc_call(self, request: RpcRequest, timeout_s: float | None = TIMEOUT_S) -> RpcResponse:
         """Send it and wait for its own response, whatever else arrives. Its error_code says how it went.
 
-        Raises Closed (Terminated is one) where this dealer, its client or its service is closed or terminated."""
+        Raises Closed (Terminated is one) where this dealer, its client or its service is closed or terminated; BadArguments for
+        seconds that are none."""
+        wait_in_ms(timeout_s)
         self._asking()
         self._ending.check()
         if self.is_terminated:

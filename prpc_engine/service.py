@@ -287,6 +287,7 @@ class RpcService:
 
     def create_dealer(self, name: str, timeout_s: float = 10.0) -> Dealer:
         """A peer among those of `name`: it receives their requests, and sends to them by `dest_rank`."""
+        check_timeout(timeout_s)  # before there is a server
         server = self.create_server(name, server_id=self.rank)
         client = self.create_client(name, 1, timeout_s)
         return client.create_dealer(server.queue)

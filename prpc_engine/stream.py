@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 from prpc_engine import errors
 from prpc_engine.call import Call
+from prpc_engine.context import wait_in_ms
 from prpc_engine.halves import WINDOW_ITEMS, Inbox, Waits, Window
 from prpc_engine.job import Job
 from prpc_engine.message import CREDIT, END, FROM_CALLER
@@ -178,7 +179,10 @@ class Stream:
     # -- what the server yields ------------------------------------------------------------------------------------------
 
     def next_item(self, timeout_s: float | None = None) -> Any:
-        """The next item. Raises StopIteration at the end, TimeoutError, and what ended the stream."""
+        """The next item. Raises StopIteration at the end, TimeoutError, BadArguments for seconds that are none, and what
+        ended the stream."""
+        if timeout_s is not None:
+            wait_in_ms(timeout_s)
         try:
             while True:
                 there, item = self._inbox.take()
@@ -209,8 +213,10 @@ class Stream:
     # -- what the server takes -------------------------------------------------------------------------------------------
 
     def send(self, item: Any, timeout_s: float | None = None) -> None:
-        """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError, Closed after end(), and what ended
-        the stream."""
+        """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError, Closed after end(), BadArguments
+        for seconds that are none, and what ended the stream."""
+        if timeout_s is not None:
+            wait_in_ms(timeout_s)
         self._check_not_ended()
         while (credit := self._window.take()) is not None:
             try:
@@ -247,7 +253,10 @@ class Stream:
     # -- how it ends -----------------------------------------------------------------------------------------------------
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the server's method returns at its end; None for a generator. Raises TimeoutError, and what ended the stream."""
+        """What the server's method returns at its end; None for a generator. Raises TimeoutError, BadArguments for seconds that
+        are none, and what ended the stream."""
+        if timeout_s is not None:
+            wait_in_ms(timeout_s)
         self.call.error(timeout_s)  # waits; the stream is held until it is over
         call = [self.call]
         del self  # as in next_item()

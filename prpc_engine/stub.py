@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar, get_origin
 
 from prpc_engine.call import TIMEOUT_S
+from prpc_engine.context import wait_in_ms
 from prpc_engine.errors import ConfigError
 
 P = TypeVar("P")
@@ -57,10 +58,12 @@ def bind(
     timeout_s         for each call; stream_timeout_s for the whole of each stream
     check             ask a server now whether it has these methods
 
-    Raises TypeError for a class whose methods cannot be called from afar, and with check=True ConfigError, which names what is
-    missing, and what RpcClient.describe() raises. `protocol` is annotated as a callable because type checkers refuse an abstract
-    class where type[P] is asked for.
+    Raises TypeError for a class whose methods cannot be called from afar, BadArguments for seconds that are none, and with
+    check=True ConfigError, which names what is missing, and what RpcClient.describe() raises. `protocol` is annotated as a
+    callable because type checkers refuse an abstract class where type[P] is asked for.
     """
+    wait_in_ms(timeout_s)
+    wait_in_ms(stream_timeout_s, "stream_timeout_s")
     if not inspect.isclass(protocol):
         raise TypeError(f"bind() takes a class whose methods are to be called, a typing.Protocol say; not {protocol!r}")
     methods = {name: _Method(protocol, name, function) for name, function in _functions(protocol).items()}

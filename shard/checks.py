@@ -15,4 +15,7 @@ def is_finite(value: object, least: float | None = None) -> bool:
     """Whether it is a number from `least` on: no bool, no text, not NaN, not infinite."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    return math.isfinite(value) and (least is None or float(value) >= least)
+    try:
+        return math.isfinite(value) and (least is None or float(value) >= least)
+    except OverflowError:  # an int beyond every float
+        return False

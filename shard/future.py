@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from shard.checks import is_finite
 from shard.errors import CancelledError, ShardError
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class Future(msgspec.Struct, eq=False):
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The value, once there; raises the error it was completed with, or TimeoutError after `timeout_s` seconds."""
+        if timeout_s is not None:
+            _check_seconds(timeout_s)  # though it need not wait: whether it must is chance
         if not self.finished and not self._wait(timeout_s):
             raise TimeoutError(f"no result within {timeout_s} s; the work goes on")
         if self.finished == ERROR:
@@ -135,13 +138,13 @@ class Future(msgspec.Struct, eq=False):
 
     def error(self, timeout_s: float | None = None) -> BaseException | None:
         """The error it was completed with, or None for a value; TimeoutError as result()."""
+        if timeout_s is not None:
+            _check_seconds(timeout_s)
         if not self.finished and not self._wait(timeout_s):
             raise TimeoutError(f"no result within {timeout_s} s; the work goes on")
         return self._outcome if self.finished == ERROR else None
 
     def _wait(self, timeout_s: float | None) -> bool:
-        if timeout_s is not None and (not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not timeout_s >= 0.0):
-            raise ValueError(f"timeout_s={timeout_s!r:.100}: seconds from 0 on are allowed, or None for no limit")
         if self.waiter is None:
             raise ShardError("this future can be awaited by a task of its reactor, but no thread may block on it")
         return self.waiter.wait(self, timeout_s)
@@ -162,6 +165,12 @@ class Future(msgspec.Struct, eq=False):
 
     def abandon(self) -> None:
         """The asyncio task that awaited it was cancelled. What nobody else knows how to end goes on."""
+
+
+def _check_seconds(timeout_s: object) -> None:
+    """Raise ValueError for what is no number of seconds from 0 on."""
+    if not is_finite(timeout_s, 0.0) and not (isinstance(timeout_s, float) and timeout_s == math.inf):
+        raise ValueError(f"timeout_s={timeout_s!r:.100}: seconds from 0 on are allowed, or None for no limit")
 
 
 def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Future:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prpc_engine.accumulator.aggregator import Aggregator, describe
-from prpc_engine.errors import BadArguments, ConfigError
+from prpc_engine.errors import BadArguments, ConfigError, is_number
 
 logger = logging.getLogger("prpc")
 
@@ -222,8 +222,8 @@ class CounterSet:
             raise ConfigError(
                 f"flush_count={flush_count!r}: a whole number from 0 (by time only) to {FLUSH_COUNT_MAX} is allowed"
             )
-        if not isinstance(flush_s, (int, float)) or not FLUSH_S_MIN <= flush_s <= FLUSH_S_MAX:
-            raise ConfigError(f"flush_s={flush_s!r}: {FLUSH_S_MIN} to {FLUSH_S_MAX} seconds are allowed")
+        if not is_number(flush_s) or not FLUSH_S_MIN <= flush_s <= FLUSH_S_MAX:
+            raise ConfigError(f"flush_s={flush_s!r:.100}: {FLUSH_S_MIN} to {FLUSH_S_MAX} seconds are allowed")
         with self._lock:
             there = self._counters.get(name)
             if there is None:

@@ -45,7 +45,7 @@ from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Request, Ten
 from prpc_engine.cluster.resumed import resume
 from prpc_engine.cluster.verbs import PERIOD_S, Verbs
 from prpc_engine.cluster_spec import ClusterSpec
-from prpc_engine.config import check_timeout
+from prpc_engine.config import WAIT_S_MAX, check_seconds, check_timeout
 from prpc_engine.endpoint_map_file import load_data_endpoints
 from prpc_engine.network import NetworkSettings
 from prpc_engine.peer import Peer, calling_peer
@@ -246,8 +246,9 @@ class Server:
         return NodeFigures.of(self._at.data)
 
     def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
-        """The same of each communication shard: they are asked, for `timeout_s` seconds at most. Raises Closed."""
+        """The same of each communication shard: they are asked, for `timeout_s` seconds at most. Raises Closed, ConfigError."""
         self._check_started()
+        check_timeout(timeout_s)
         return self._at.figures_of_shards(timeout_s)
 
     def _log_verbs_later(self, before: Verbs) -> None:
@@ -367,6 +368,7 @@ class Server:
         incarnation of the task, and what is patient waits while the task does not come up. Never waits itself; the errand ends as
         that of Link.submit(). Raises Closed, Backpressure, ConfigError."""
         self._check_started()
+        check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
         return self._link(self._names.number(task)).submit(method, what, arguments, timeout_s, is_patient)
 
     # -- what others ask, in the reactor's thread --------------------------------------------------------------------------

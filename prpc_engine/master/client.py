@@ -335,6 +335,7 @@ class MasterClient:
         self._release(name, self._find_held(name), timeout_s)
 
     def _release(self, name: str, held: _Held | None, timeout_s: float) -> None:
+        check_timeout(timeout_s)
         if held is None or self._held.pop(held, None) is None:
             raise errors.Rejected(f"lock {name!r} is not held by this client: acquire it first")
         try:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from prpc_engine.config import check_number
+from prpc_engine.config import check_number, check_wait
 from prpc_engine.errors import Closed
 
 CAPACITY_ITEMS = 1024  # where nobody says: enough to hide the pauses of either side
@@ -34,7 +34,7 @@ class Channel(Generic[T]):
     """See the file's head. Thread-safe; a context manager that closes one opening at its end.
 
     `timeout_s` is in seconds; None waits until there is room, or an item, or the channel is closed. Raises ConfigError for a
-    capacity that is not possible.
+    capacity that is not possible, and for seconds that are none.
     """
 
     def __init__(self, capacity: int = CAPACITY_ITEMS, name: str = "channel") -> None:
@@ -59,6 +59,8 @@ class Channel(Generic[T]):
 
     def put(self, item: T, timeout_s: float | None = None) -> None:
         """Add one item. Raises TimeoutError when the channel stays full, Closed."""
+        if timeout_s is not None:
+            check_wait(timeout_s)
         with self._has_room:
             self._wait_for_room(timeout_s)
             self._items.append(item)
@@ -80,6 +82,8 @@ class Channel(Generic[T]):
         They are fewer than given only when the channel stayed full for `timeout_s` or was closed meanwhile; the next call says
         which. Raises TimeoutError, Closed when not one went in.
         """
+        if timeout_s is not None:
+            check_wait(timeout_s)
         done = 0
         with self._has_room:
             while done < len(items):
@@ -100,6 +104,8 @@ class Channel(Generic[T]):
 
     def get(self, timeout_s: float | None = None) -> T:
         """The oldest item. Raises TimeoutError when none comes, Closed when the channel is closed and drained."""
+        if timeout_s is not None:
+            check_wait(timeout_s)
         with self._has_items:
             self._wait_for_items(timeout_s)
             item = self._items.popleft()
@@ -119,6 +125,8 @@ class Channel(Generic[T]):
     def get_many(self, items_max: int, timeout_s: float | None = None) -> list[T]:
         """As get(), and what else waits, `items_max` in all: never an empty list. Raises TimeoutError, Closed, ConfigError."""
         check_number("items_max", items_max, 1, CAPACITY_ITEMS_MAX)
+        if timeout_s is not None:
+            check_wait(timeout_s)
         with self._has_items:
             self._wait_for_items(timeout_s)
             taken = [self._items.popleft() for _ in range(min(items_max, len(self._items)))]

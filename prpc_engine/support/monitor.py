@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
 
-from prpc_engine.errors import Closed, ConfigError
+from prpc_engine.config import WAIT_S_MAX, check_seconds
+from prpc_engine.errors import Closed, ConfigError, is_number
 
 PERIOD_S_MIN = 0.001  # below that the one thread would do nothing else
 PERIOD_S_MAX = 366 * 86400.0  # what is further away than a year is a mistake in the unit
@@ -73,8 +74,8 @@ class Monitor:
     def submit(self, name: str, delay_s: float, period_s: float, function: Callable[[], object]) -> None:
         """Run function() in `delay_s` seconds, then every `period_s`. Raises ConfigError (a name that is taken), Closed."""
         for what, value, least in (("delay_s", delay_s, 0.0), ("period_s", period_s, PERIOD_S_MIN)):
-            if not least <= value <= PERIOD_S_MAX:
-                raise ConfigError(f"{what}={value!r} of task {name!r}: {least} to {PERIOD_S_MAX:.0f} seconds are allowed")
+            if not is_number(value) or not least <= value <= PERIOD_S_MAX:
+                raise ConfigError(f"{what}={value!r:.100} of task {name!r}: {least} to {PERIOD_S_MAX:.0f} seconds are allowed")
         with self._changed:
             if self._closed:
                 raise Closed(f"{self.name} was closed here")
@@ -111,6 +112,7 @@ class Monitor:
         return self._end(name, 1, timeout_s)
 
     def _end(self, name: str, runs_more: int, timeout_s: float) -> bool:
+        check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
         with self._changed:
             task = self._tasks.get(name)
             if task is None:
@@ -172,7 +174,9 @@ class Monitor:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = DESTROY_TIMEOUT_S) -> None:
-        """Destroy all tasks, and wait for the one that runs. Raises TimeoutError when it does not end. Again: does nothing."""
+        """Destroy all tasks, and wait for the one that runs. Raises TimeoutError when it does not end, ConfigError. Again: does
+        nothing."""
+        check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
         with self._changed:
             self._closed = True
             self._changed.notify_all()

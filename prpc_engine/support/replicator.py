@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Generic
 
-from prpc_engine.config import check_number
+from prpc_engine.config import check_number, check_wait
 from prpc_engine.errors import Closed
 from prpc_engine.support.channel import CAPACITY_ITEMS, Channel, T
 
@@ -71,7 +71,8 @@ class ChannelReplicator(Generic[T]):
         return given == len(batch)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until the source is closed and every output has all of it. Raises TimeoutError."""
+        """Wait until the source is closed and every output has all of it. Raises TimeoutError, ConfigError."""
+        check_wait(timeout_s)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             waiting = ", ".join(f"{output.name} holds {len(output)} of {output.capacity}" for output in self.outputs) or "none"

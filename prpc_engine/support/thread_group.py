@@ -20,7 +20,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from prpc_engine.config import check_number
+from prpc_engine.config import check_number, check_wait
 from prpc_engine.errors import Backpressure, Closed
 
 THREADS_MAX = 4096
@@ -46,7 +46,8 @@ class AsyncReturn(Generic[R]):
         return self._future.done()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end, `timeout_s` seconds at most: whether it has come."""
+        """Wait for its end, `timeout_s` seconds at most: whether it has come. Raises ConfigError for seconds that are none."""
+        check_wait(timeout_s)
         return _has_ended(self._future, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> R:
@@ -104,7 +105,8 @@ class ThreadGroup:
         return AsyncReturn(future, f"{getattr(function, '__qualname__', function)!s} of {self.name}")
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until everything given to it so far has ended; more may follow. Raises TimeoutError."""
+        """Wait until everything given to it so far has ended; more may follow. Raises TimeoutError, ConfigError."""
+        check_wait(timeout_s)
         deadline = None if timeout_s is None else monotonic() + timeout_s
         for future in self._pending.copy():
             if not _has_ended(future, None if deadline is None else max(0.0, deadline - monotonic())):
