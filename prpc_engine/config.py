@@ -17,6 +17,7 @@ from typing import Any
 from prpc_engine.address import NAME_LENGTH_MAX, Address
 from prpc_engine.allow import AllowList, rules_from
 from prpc_engine.errors import ConfigError, is_number
+from prpc_engine.regular_file import read_regular_file
 from prpc_engine.user_secret import NO_SECRET, NoSecret, UserSecret, user_secret
 from shard import DEFAULT_LIMITS, Limits, Slab, huge_page_policy, polling_enabled
 
@@ -26,6 +27,9 @@ else:
     import tomli as tomllib
 
 TRANSPORTS = ("shm", "unix", "tcp")  # in order of preference
+SECRET_FILE_BYTES_MAX = 4096  # far more than a key of any cipher: what is longer is another file
+CONFIG_FILE_BYTES_MAX = 1 << 20  # some thousand [[allow]] rules
+TLS_FILE_BYTES_MAX = 4 << 20  # a bundle of all public CAs has some 250 KB
 SECRET_LENGTH_MIN = 16  # bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word
 NO_SECRET_TEXT = "none"  # as PRPC_SECRET
 SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
@@ -67,7 +71,7 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
     if path:
         where = where or f"PRPC_SECRET_FILE={path!r}"
         try:
-            secret = Path(path).read_bytes().strip()
+            secret = read_regular_file(path, SECRET_FILE_BYTES_MAX).strip()
         except OSError as error:
             raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
         if not secret:
@@ -122,7 +126,7 @@ def load_limits(path: str) -> Limits:
 def read_config(path: str) -> dict[str, Any]:
     """The whole file that PRPC_CONFIG names, by section, which are known ones. Raises ConfigError."""
     try:
-        content = tomllib.loads(Path(path).read_text())
+        content = tomllib.loads(read_regular_file(path, CONFIG_FILE_BYTES_MAX).decode())
     except OSError as error:
         raise ConfigError(f"PRPC_CONFIG={path!r} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -206,7 +210,7 @@ def _checked(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
     for name, path in dataclasses.asdict(settings).items():
         try:
             if path:
-                Path(path).read_bytes()
+                read_regular_file(path, TLS_FILE_BYTES_MAX)
                 mode = stat.S_IMODE(os.stat(path).st_mode)
                 if name == "key" and mode & KEY_MODE_FORBIDDEN:
                     raise ConfigError(

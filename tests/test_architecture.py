@@ -188,7 +188,14 @@ LAYERS = {
         ("shard",),
     ),
     "prpc_engine": (
-        ("prpc_engine.dropped", "prpc_engine.errors", "prpc_engine.master", "prpc_engine.release", "prpc_engine.bundled"),
+        (
+            "prpc_engine.dropped",
+            "prpc_engine.errors",
+            "prpc_engine.master",
+            "prpc_engine.release",
+            "prpc_engine.bundled",
+            "prpc_engine.regular_file",
+        ),
         (
             "prpc_engine.archive.",
             "prpc_engine.message",

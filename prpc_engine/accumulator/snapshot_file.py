@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from prpc_engine.archive import ArchiveError, Decoder, encode
 from prpc_engine.errors import ConfigError
+from prpc_engine.regular_file import read_regular_file
 
 MAGIC = b"prpcacc\x01"
 HEADER = struct.Struct("<8sI")
@@ -129,7 +130,7 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 def load(path: Path) -> list[dict[str, Any]]:
     """The states that were saved. Raises ConfigError."""
     try:
-        content = path.read_bytes()
+        content = read_regular_file(path)
     except OSError as error:
         raise ConfigError(f"the snapshot {path} cannot be read: {error.strerror}") from error
     try:

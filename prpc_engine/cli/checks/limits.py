@@ -13,7 +13,7 @@ import multiprocess
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from prpc_engine.config import NO_SECRET_TEXT, SECRET_LENGTH_MIN
+from prpc_engine.config import NO_SECRET_TEXT, SECRET_FILE_BYTES_MAX, SECRET_LENGTH_MIN
 from prpc_engine.errors import ConfigError
 from prpc_engine.user_secret import folder_of_user, user_secret
 
@@ -93,7 +93,10 @@ def _secret_file(path: Path) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("job secret", f"{where}: {error.strerror}", "bad", "make it: (umask 077; openssl rand -hex 32 > FILE)")
         return
-    if not os.access(path, os.R_OK) or status.st_size < SECRET_LENGTH_MIN:
+    if not stat.S_ISREG(status.st_mode) or status.st_size > SECRET_FILE_BYTES_MAX:
+        advice = f"name a regular file of at most {SECRET_FILE_BYTES_MAX} bytes"
+        yield Finding("job secret", f"{where}: no file that a secret is in", "bad", advice)
+    elif not os.access(path, os.R_OK) or status.st_size < SECRET_LENGTH_MIN:
         advice = f"let it hold the job's secret, of {SECRET_LENGTH_MIN} bytes at least, mode 0600"
         yield Finding("job secret", f"{where}: empty, too short, or not ours to read", "bad", advice)
     elif stat.S_IMODE(status.st_mode) & 0o077:

@@ -17,6 +17,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     decode,
     line_crc32,
 )
+from prpc_engine.regular_file import open_regular, read_regular_file
 
 PIECE_BYTES = 1 << 20  # of a comparison: fits a second-level cache, so the checksum reads no memory
 
@@ -32,12 +33,9 @@ class Link(NamedTuple):
 def read_manifest(path: Path) -> Link:
     """The checkpoint at `path`, by itself."""
     try:
-        with open(path / MANIFEST, "rb") as file:
-            data = file.read(MANIFEST_BYTES_MAX + 1)
+        data = read_regular_file(path / MANIFEST, MANIFEST_BYTES_MAX)
     except OSError as error:
         raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror}") from error
-    if len(data) > MANIFEST_BYTES_MAX:
-        raise CheckpointError(f"{MANIFEST} has more than {MANIFEST_BYTES_MAX} bytes, which are allowed")
     return Link(path, decode(data), line_crc32(data))
 
 
@@ -72,7 +70,7 @@ def check_bytes(path: Path, stored: StoredFile) -> None:
     regions = [("header", stored.header_bytes, stored.header_crc32)]
     regions += [(f"column {column.name!r}", column.nbytes, column.crc32) for column in stored.stored()]
     try:
-        with open(path / stored.file, "rb", buffering=0) as file:
+        with open(open_regular(path / stored.file), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != stored.nbytes:
                 raise CheckpointError(f"{stored.file} has {size} bytes, {stored.nbytes} were written")
