@@ -15,10 +15,10 @@ import os
 import pwd
 import secrets
 import stat
-import tempfile
 from pathlib import Path
 
 from prpc_engine.errors import ConfigError
+from prpc_engine.temporary import temporary_folder
 
 HOME_VARIABLE = "PRPC_HOME"
 SECRET_BYTES = 32  # of randomness
@@ -50,7 +50,7 @@ def folder_of_user() -> Path:
         folder = home / ".prpc"
         if folder.is_dir() or os.access(home, os.W_OK):
             return folder
-    return Path(tempfile.gettempdir()) / f"prpc-{os.geteuid()}"
+    return temporary_folder() / f"prpc-{os.geteuid()}"
 
 
 def user_secret() -> UserSecret:

@@ -123,9 +123,7 @@ class ShardGroup:
         self._stall_budget_s = stall_budget_s
         self._limits = limits
         self._on_change = on_change
-        import multiprocess  # here: it brings dill, which nobody needs without shards
-
-        self._context = multiprocess.get_context(start_method)
+        self._context = _multiprocess().get_context(start_method)
         if start_method == "forkserver":
             self._context.set_forkserver_preload(["shard.process"])
         _forget_a_main_without_file()
@@ -472,6 +470,18 @@ def _close_all() -> None:
     """The interpreter ends: shards must not find a half-dead parent."""
     for group in list(_open_groups.values()):
         group.close()
+
+
+def _multiprocess() -> Any:
+    """The package, imported when it is needed: it brings dill, which nobody needs without shards."""
+    try:
+        import multiprocess
+    except FileNotFoundError as error:  # dill looks for a folder for temporary files, and writes to it, when it is imported
+        raise ShardError(
+            f"shards cannot be started without a folder for temporary files ({error.strerror}): let TMPDIR name one that takes a "
+            "file, with a byte in it (`ulimit -f` above 0, and room on the disk)"
+        ) from error
+    return multiprocess
 
 
 def _forget_a_main_without_file() -> None:

@@ -195,6 +195,7 @@ LAYERS = {
             "prpc_engine.release",
             "prpc_engine.bundled",
             "prpc_engine.regular_file",
+            "prpc_engine.temporary",
         ),
         (
             "prpc_engine.archive.",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
+from prpc_engine.temporary import temporary_folder
 from shard import CoreLocks
 
-CORES_FOLDER = Path(tempfile.gettempdir()) / "prpc-cpuset"  # of the locks that keep two tasks of this host from one core
+
+def locks_folder() -> Path:
+    """Of the locks that keep two tasks of this host from one core."""
+    return temporary_folder() / "prpc-cpuset"
 
 
 def take_cores(count: int) -> CoreLocks:
     """So many that no other task of this host has; none, and a warning, where there are not so many. Whoever asks closes it."""
-    return CoreLocks.take(count, CORES_FOLDER)
+    return CoreLocks.take(count, locks_folder())

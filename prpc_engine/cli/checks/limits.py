@@ -9,8 +9,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import multiprocess
-
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
 from prpc_engine.config import NO_SECRET_TEXT, SECRET_FILE_BYTES_MAX, SECRET_LENGTH_MIN
@@ -51,6 +49,11 @@ def _amount(limit: int) -> str:
 
 def start_method(host: Host) -> Iterator[Finding]:
     """How the user's own multiprocessing starts processes; the engine always spawns."""
+    try:
+        import multiprocess
+    except FileNotFoundError as error:
+        yield Finding("start method", f"no shards: {error}", "bad", "let TMPDIR name a folder that takes a file; see `ulimit -f`")
+        return
     method = multiprocess.get_start_method(allow_none=True) or f"{multiprocess.get_all_start_methods()[0]} (default)"
     yield Finding("start method", f"{method}; shards are spawned whatever it is, and a fork of an open service is refused")
 

@@ -257,7 +257,7 @@ def test_one_killed_shard_leaves_the_other_alone_and_gets_the_next_connection(ho
 
 def test_shards_are_bound_to_cores_that_no_other_task_takes(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
-    monkeypatch.setattr(cores, "CORES_FOLDER", tmp_path)
+    monkeypatch.setattr(cores, "locks_folder", lambda: tmp_path)
     with Server(cluster_at(host, ps=1, worker=1), "ps", 0, config=ServerConfig(shards=1)) as ps:
         core = int(next(tmp_path.iterdir()).name)
         assert os.sched_getaffinity(shards_of(ps)[0].pid) == {core}
@@ -270,7 +270,7 @@ def test_without_shards_the_threads_that_answer_are_bound_and_poll(
 ) -> None:
     monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
     monkeypatch.setenv("PS_ENABLE_POLLING", "1")
-    monkeypatch.setattr(cores, "CORES_FOLDER", tmp_path)
+    monkeypatch.setattr(cores, "locks_folder", lambda: tmp_path)
     before = os.sched_getaffinity(0)
     with Server(cluster_at(host, ps=1, worker=1), "ps", 0) as ps:
         core = int(next(tmp_path.iterdir()).name)
