@@ -17,10 +17,10 @@ class Ended:
     replies_dropped: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
-    def __add__(self, one: PeerStatistics) -> Ended:
-        """With one more, by its last figures."""
+    def __add__(self, one: PeerStatistics | Ended) -> Ended:
+        """With one more, by its last figures; or both together."""
         return Ended(
-            self.connections + 1,
+            self.connections + (one.connections if isinstance(one, Ended) else 1),
             self.requests + one.requests,
             self.replies_dropped + one.replies_dropped,
             self.traffic + one.traffic,

@@ -22,14 +22,16 @@ A cluster's Server has no prpc_service_, prpc_client_ and prpc_node_ families; i
 
 Each shard has peers, servers (sharded=True) and a slab of its own: families of peers, servers and slabs have the label `shard`,
 which is empty for the service's own process. Shards are asked at each scrape. One that does not answer in time
-(shard_figures.TIMEOUT_S) has prpc_shard_up 0 and the values of its process only, and counts in prpc_service_... with what it said
-last: so these do not fall while it is busy, nor when it died.
+(shard_figures.TIMEOUT_S) has prpc_shard_up 0 and the values of its process only, and counts in prpc_service_... and in
+prpc_transport_... with what it said last: so these fall neither while it is busy, nor when it dies or is started again. What a
+shard did between its last answer to a scrape and its death is in none of them.
 
     metrics.register(service)               # or a Server, into prometheus_client's registry of the process, or your own
     with metrics.serve(service, 9400):      # http://127.0.0.1:9400/metrics, with cpu and memory of the process
 
 Connections of one peer over one transport are added up. A connection that was made anew counts from zero, which Prometheus takes
-for the restart that it is; prpc_transport_... go on with what all connections did, and are true to the last byte.
+for the restart that it is; prpc_transport_... go on with what all connections did, and are true to the last byte of a process
+that lives.
 
 Needs prometheus_client: pip install 'prpc-engine[metrics]'.
 """
@@ -40,6 +42,7 @@ import errno
 import ipaddress
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,7 +55,7 @@ from prpc_engine.cluster_spec import Task
 from prpc_engine.config import check_number
 from prpc_engine.server import ServerStatistics
 from prpc_engine.service import RpcService
-from prpc_engine.shard_figures import NodeFigures, ShardFigures
+from prpc_engine.shard_figures import NodeFigures, ShardFigures, all_ended
 from prpc_engine.timing import MethodTiming
 
 if TYPE_CHECKING:
@@ -266,7 +269,8 @@ def _of_service(service: RpcService | None) -> Iterator[Metric]:
     yield from _of_processes(now, shards)
     nodes: list[NodeFigures] = [] if now is None else [now]
     nodes += [one.last for one in shards if one.last is not None]
-    services = [(_parts(key)[:1], one) for node in nodes for key, one in node.servers.items()]
+    kept = [node.servers for node in nodes] + [one.past.servers for one in shards]
+    services = [(_parts(key)[:1], one) for servers in kept for key, one in servers.items()]
     counters = [figure for figure in SERVER if figure.kind == "counter"]
     yield from _read("service", counters, SERVER_LABELS[:1], services)
     yield _refused("service", SERVER_LABELS[:1], services)
@@ -314,6 +318,15 @@ def _of_processes(here: NodeFigures | None, shards: Iterable[ShardFigures]) -> I
     yield from _read("peer", PEER, PEER_LABELS, peers)
     ended = [((transport, shard), one) for shard, node in answered for transport, one in node.ended.items()]
     living = [((one.transport, shard), one) for shard, node in answered for one in node.peers]
+    for (index,), one in by_shard:
+        over = one.past.ended
+        if one.now is None and one.last is not None:
+            if one.process.alive and one.last.pid == one.process.pid:  # busy: its connections are there
+                living += [((peer.transport, index), peer) for peer in one.last.peers]
+                over = all_ended(replace(one.last, peers=()), over)
+            else:
+                over = all_ended(one.last, over)
+        ended += [((transport, index), each) for transport, each in over.items()]
     yield from _read("transport", TRANSPORT, TRANSPORT_LABELS, [*living, *ended])
     yield _family(
         "transport_connections_ended",

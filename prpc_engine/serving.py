@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -17,10 +15,10 @@ from prpc_engine.master.session import MasterSession
 from prpc_engine.node import Node
 from prpc_engine.server import Bounds, Server, ServerStatistics
 from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
-from prpc_engine.shard_figures import ShardFigures, ShardReader
+from prpc_engine.shard_figures import ShardFigures, ShardReader, total_of
 from prpc_engine.sharded import figures_of_shard
 from prpc_engine.sharded_servers import ShardedServer, ShardedServers
-from prpc_engine.timing import MethodTiming, Timing
+from prpc_engine.timing import Timing
 from shard import ClosedError, Driver, Future, ShardGroup
 
 CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
@@ -56,12 +54,12 @@ class RpcServer:
 
     def statistics(self) -> ServerStatistics:
         """What it did. One in shards: the sum of its instances, which are asked; of one that does not answer within
-        shard_figures.TIMEOUT_S, what it said last."""
+        shard_figures.TIMEOUT_S, what it said last; of those that were started again, what each life said last as well."""
         server = self._owner.node.servers.get(self._target) if self._sharded is None else None
         if server is not None:
             return server.statistics()
         names = {f"{self.name}/{server_id}" for server_id in self.server_ids}
-        said = [shard.last.servers for shard in self._owner.figures_of_shards() if shard.last is not None]
+        said = [figures.servers for shard in self._owner.figures_of_shards() for figures in (shard.last, shard.past) if figures]
         return total_of(one for servers in said for name, one in servers.items() if name in names)
 
     def create_dealer(self) -> Dealer:
@@ -92,19 +90,6 @@ class RpcServer:
             if self.queue is not None:
                 self.queue.close("it")
             self._owner.remove(self._target if self._sharded is None else self._sharded, drain_s)
-
-
-def total_of(all_statistics: Iterable[ServerStatistics]) -> ServerStatistics:
-    """The sum of what several servers did."""
-    counts: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
-    timings: dict[str, MethodTiming] = {}
-    for one in all_statistics:
-        refused.update(one.refused)
-        for method, timing in one.timings.items():
-            timings[method] = timings[method] + timing if method in timings else timing
-        counts.update({name: value for name, value in vars(one).items() if isinstance(value, int)})
-    return ServerStatistics(**counts, refused=dict(refused), timings=timings)
 
 
 @dataclass

@@ -4,6 +4,7 @@
     process   the group's shared memory       as they stand
     now       the shard, over its lane        None, and `error` says why: after `timeout_s` for all shards together
     last      the same                        what it said last; None: it never did
+    past      its earlier lives               what each said last, added up: counters go on when a shard is started again
 
 One question at a time is under way to a shard: one that hangs is not asked again before it has answered.
 """
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from prpc_engine.about import ABOUT_TARGET
 from prpc_engine.ended import Ended
 from prpc_engine.node import Node
 from prpc_engine.peer import PeerStatistics
 from prpc_engine.server import ServerStatistics
+from prpc_engine.timing import MethodTiming
 from shard import Future, ShardError, ShardGroup, ShardStatistics, SlabStatistics
 
 TIMEOUT_S = 1.0  # for all shards to answer: a tenth of what Prometheus waits for a whole scrape
@@ -33,6 +36,7 @@ class NodeFigures:
     servers: dict[str, ServerStatistics]  # by "service/server id"
     slab: SlabStatistics
     ended: dict[str, Ended]  # by transport: what connections did that are over
+    pid: int  # of its process
 
     @classmethod
     def of(cls, node: Node) -> NodeFigures:
@@ -47,7 +51,46 @@ class NodeFigures:
                 if target != ABOUT_TARGET
             },
             slab=node.slab.statistics(),
+            pid=node.pid,
         )
+
+
+@dataclass(frozen=True)
+class PastFigures:
+    """What the earlier lives of one shard did, by what each of them said last."""
+
+    ended: dict[str, Ended] = field(default_factory=dict)  # by transport: all their connections are over
+    servers: dict[str, ServerStatistics] = field(default_factory=dict)
+
+    def with_life(self, last: NodeFigures) -> PastFigures:
+        """One more life is over."""
+        servers = dict(self.servers)
+        for name, one in last.servers.items():
+            servers[name] = replace(total_of((one, servers.get(name, ServerStatistics()))), tasks=0, queued=0)
+        return PastFigures(all_ended(last, self.ended), servers)
+
+
+def all_ended(last: NodeFigures, before: dict[str, Ended]) -> dict[str, Ended]:
+    """By transport, what the connections of a process did that is gone, or does not answer, and what others did before it."""
+    ended = dict(before)
+    for transport, over in last.ended.items():
+        ended[transport] = ended.get(transport, Ended()) + over
+    for peer in last.peers:
+        ended[peer.transport] = ended.get(peer.transport, Ended()) + peer
+    return ended
+
+
+def total_of(all_statistics: Iterable[ServerStatistics]) -> ServerStatistics:
+    """The sum of what several servers did."""
+    counts: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    timings: dict[str, MethodTiming] = {}
+    for one in all_statistics:
+        refused.update(one.refused)
+        for method, timing in one.timings.items():
+            timings[method] = timings[method] + timing if method in timings else timing
+        counts.update({name: value for name, value in vars(one).items() if isinstance(value, int)})
+    return ServerStatistics(**counts, refused=dict(refused), timings=timings)
 
 
 @dataclass(frozen=True)
@@ -58,6 +101,7 @@ class ShardFigures:
     now: NodeFigures | None
     last: NodeFigures | None
     error: str = ""
+    past: PastFigures = field(default_factory=PastFigures)
 
 
 class ShardReader:
@@ -69,6 +113,7 @@ class ShardReader:
         self._guard = threading.Lock()
         self._asked: dict[int, Future] = {}  # by shard: the question under way, or the last one
         self._last: dict[int, NodeFigures] = {}
+        self._past: dict[int, PastFigures] = {}
 
     def read(self, timeout_s: float = TIMEOUT_S) -> tuple[ShardFigures, ...]:
         """Of every shard, in order; waits for `timeout_s` seconds at most. None once the group is closed."""
@@ -79,7 +124,9 @@ class ShardReader:
             return ()
         processes = self._group.statistics().shards
         return tuple(
-            ShardFigures(process, None if error else self._last[index], self._last.get(index), error)
+            ShardFigures(
+                process, None if error else self._last[index], self._last.get(index), error, self._past.get(index, PastFigures())
+            )
             for index, (process, error) in enumerate(zip(processes, errors, strict=True))
         )
 
@@ -98,9 +145,16 @@ class ShardReader:
         if isinstance(asked, ShardError):
             return str(asked)
         try:
-            self._last[index] = asked.result(max(0.0, deadline - time.monotonic()))
+            self._keep(index, asked.result(max(0.0, deadline - time.monotonic())))
         except TimeoutError:
             return "it has not answered yet: a handler keeps it"
         except ShardError as error:
             return str(error)
         return ""
+
+    def _keep(self, index: int, said: NodeFigures) -> None:
+        with self._guard:  # two may read at once
+            before = self._last.get(index)
+            if before is not None and before.pid != said.pid:  # it was started again
+                self._past[index] = self._past.get(index, PastFigures()).with_life(before)
+            self._last[index] = said

@@ -248,6 +248,45 @@ def test_what_a_dead_shard_did_stays_in_the_sum(sharded: Sharded) -> None:
     assert sharded.server.statistics().requests == 2
 
 
+def test_the_bytes_of_a_dead_shards_connections_stay_in_the_figures_of_their_transport_also_after_its_restart(
+    sharded: Sharded,
+) -> None:
+    registry = CollectorRegistry()
+    metrics.register(sharded.service, registry)
+
+    def all_of(name: str, **labels: str) -> float:
+        found = [sample for family in registry.collect() for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in found if labels.items() <= sample.labels.items())
+
+    def received() -> float:
+        return all_of("prpc_transport_received_bytes_total", shard="0")
+
+    def served() -> float:
+        return all_of("prpc_service_requests_total", service="test")
+
+    for _ in range(3):
+        sharded.client.call_to(0, "echo", b"x" * 100_000)
+    wait_until(lambda: received() > 300_000 and served() == 3, "all that the shard did")
+    before, connections = received(), all_of("prpc_transport_connections_ended_total", shard="0")
+    os.kill(sharded.service.figures_of_shards()[0].process.pid, signal.SIGKILL)
+    wait_until(lambda: all_of("prpc_shard_up", shard="0") == 0, "the end of the shard")
+    assert received() >= before
+    wait_until(lambda: all_of("prpc_shard_up", shard="0") == 1, "its restart")
+    assert received() >= before
+    assert all_of("prpc_transport_connections_ended_total", shard="0") > connections
+    assert served() == sharded.server.statistics().requests == 3
+    assert all_of("prpc_server_requests_total", shard="0") == 0, "that of its new instance"
+    wait_until(lambda: _answers(sharded.client, 0), "its way back")
+    wait_until(lambda: received() >= before + 100_000 and served() == 4, "what it does now")
+
+
+def _answers(client: RpcClient, server_id: int) -> bool:
+    try:
+        return bool(client.call_to(server_id, "echo", b"x" * 100_000))
+    except errors.RpcError:
+        return False
+
+
 def test_one_registry_reads_one_service_until_it_is_taken_back() -> None:
     with Master() as master, RpcService(master=master.address) as one, RpcService(master=master.address) as two:
         registry = CollectorRegistry()
