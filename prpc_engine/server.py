@@ -269,7 +269,11 @@ class Server:
         if method.kind == "stream" and kind != OPEN:
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "", _YIELDS.format(method.name))
             return
-        nbytes = len(body) + sum(block.nbytes for block in blocks)
+        try:
+            nbytes = len(body) + sum(block.nbytes for block in blocks)
+        except MemoryError as error:  # there is none for the arrays
+            self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "MemoryError", str(error))
+            return
         if self.tasks >= self.bounds.tasks_max and (
             len(self._queue) >= self.bounds.queue_calls_max or self._queue_bytes + nbytes > self.bounds.queue_bytes_max
         ):

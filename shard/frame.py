@@ -29,8 +29,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import LocalProtocolError, RemoteProtocolError
+from shard.errors import LocalProtocolError, RemoteProtocolError, ShardError
 from shard.limits import Limits
+from shard.unheld import SINK, Unheld, no_memory
 
 FRAME_VERSION = 1
 HEADER = struct.Struct("<IHH")
@@ -100,6 +101,8 @@ class FrameDecoder:
         self._block_bytes: list[int] = []  # of blocks still to come, the next one last
         self._blocks: list[NDArray[np.uint8]] = []
         self._filling: memoryview | None = None  # the part of the current body or block that is still missing
+        self._unheld: Unheld | None = None  # in the place of the blocks, when there was no memory for one of them ...
+        self._unheld_bytes = 0  # ... and so much of them is still to be dropped
 
     def destination(self) -> memoryview:
         """Where the next received bytes belong; never empty."""
@@ -116,7 +119,8 @@ class FrameDecoder:
     def next_frame(self, received: int = 0) -> Frame | None:
         """`received` more bytes stand at destination(); the next whole frame, or None until there are more.
 
-        Raises RemoteProtocolError."""
+        Raises RemoteProtocolError, and ShardError when there is no memory for a body. A frame whose blocks find none has Unheld
+        in their place."""
         if self._filling is None:
             self._end += received
         else:
@@ -168,7 +172,10 @@ class FrameDecoder:
         self._block_bytes = block_bytes[::-1]
         self._blocks = []
         self._start += header_bytes
-        self._body = memoryview(bytearray(body_bytes))
+        try:
+            self._body = np.empty(body_bytes, np.uint8).data  # no page of it is there before bytes come; a bytearray writes zeros
+        except MemoryError:
+            raise ShardError(f"this process has no memory for a message body of {body_bytes} bytes: see `ulimit -v`") from None
         self._fill(self._body)
         return True
 
@@ -181,14 +188,26 @@ class FrameDecoder:
 
     def _continue_large(self) -> Frame | None:
         while self._filling is None:
+            if self._unheld_bytes:
+                target = SINK[: self._unheld_bytes]
+                self._unheld_bytes -= len(target)
+                self._fill(target)
+                continue
             if not self._block_bytes:
                 assert self._body is not None
-                frame = (self._body, self._blocks)
+                frame = (self._body, self._blocks if self._unheld is None else self._unheld)
                 self._settle()
                 self._body, self._blocks = None, []  # the receiver's own: not kept from being used again by us
+                self._unheld = None
                 return frame
             size = self._block_bytes.pop()
-            block = self._allocate(size)
+            try:
+                block = self._allocate(size)
+            except MemoryError:
+                self._unheld = Unheld(len(self._blocks) + 1 + len(self._block_bytes), no_memory(size))
+                self._unheld_bytes = size + sum(self._block_bytes)
+                self._blocks, self._block_bytes = [], []
+                continue
             self._blocks.append(block)
             self._fill(block.data)
         return None

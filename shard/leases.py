@@ -111,6 +111,12 @@ class Borrowings:
         # failpoint: lease.borrowed
         return root.view(np.ndarray)
 
+    def decline(self, lease: int) -> None:
+        """Give a lease back that nobody here borrows: its bytes were copied, or dropped. Raises as borrow()."""
+        if lease in self.held_since:
+            raise RemoteProtocolError(f"{self.peer} lent under number {lease} again while we hold that lease")
+        self.returned.append(lease)
+
     def held(self) -> tuple[Held, ...]:
         """What arrays of this process still show of the peer's memory, oldest first. A snapshot, from any thread.
 

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import LocalProtocolError, ShardError
+from shard.errors import LocalProtocolError, ShardError, ShmFull
 from shard.slab import Slab
 
 PICKLE, PLAIN, ARRAYS = 0, 1, 2
@@ -114,7 +114,10 @@ def _copied(array: NDArray[Any], slab: Slab) -> NDArray[np.uint8]:
         return _NO_BYTES
     if nbytes <= COPIED_IN_PLACE_MAX:
         return np.frombuffer(np.ascontiguousarray(array), np.uint8)
-    root = slab.wrap(slab.allocate(nbytes), nbytes)
+    try:
+        root = slab.wrap(slab.allocate(nbytes), nbytes)
+    except ShmFull:  # it is sent over a socket then
+        return np.frombuffer(np.ascontiguousarray(array), np.uint8)
     np.copyto(np.ndarray(array.shape, array.dtype, root), array)
     return np.ndarray((nbytes,), np.uint8, root)
 

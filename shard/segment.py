@@ -57,6 +57,7 @@ SIZE_SEALS = SEAL_SHRINK | SEAL_GROW
 # Pages are taken in steps of this part of the room there is, so that others who take memory at the same moment are seen in time.
 STEP_PART = 4
 STEP_BYTES_MIN = huge_pages.HUGE_PAGE_BYTES
+NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EMFILE, errno.ENFILE)  # of memory, address space, or descriptors
 
 
 def start_ticks(pid: int) -> int | None:
@@ -102,6 +103,8 @@ def _new_memfd() -> int:
                 raise
             fd = os.memfd_create(shown, flags)  # an older kernel
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ShmFull(_refused_text(0, None, error)) from error
         raise ShardError(f"this machine makes no shared memory without a name (memfd_create: {error.strerror})") from error
     os.fchmod(fd, 0o600)
     return fd
@@ -188,7 +191,7 @@ class Segment:
             os.close(fd)
             if name is not None:
                 unlink(name)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise ShmFull(_refused_text(size_bytes, name, error)) from error
             raise
 
@@ -291,6 +294,14 @@ def _refused_text(size_bytes: int, name: str | None, error: OSError) -> str:
         return (
             f"a segment of {size_bytes / MIB:.1f} MiB passes this process's limit on file sizes, {limit / MIB:.1f} MiB "
             "(RLIMIT_FSIZE), which shared memory falls under: raise `ulimit -f`, or set PRPC_SLAB_BYTES_MAX lower"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"no file descriptor is left to map a segment with ({error.strerror}): raise `ulimit -n`"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if error.errno == errno.ENOMEM and limit != resource.RLIM_INFINITY:
+        return (
+            f"a segment of {size_bytes / MIB:.1f} MiB cannot be mapped: this process may have {limit / MIB:.1f} MiB of address "
+            "space in all (RLIMIT_AS); raise `ulimit -v`, or set PRPC_SLAB_BYTES_MAX lower"
         )
     if name is None:
         return f"{_no_memory_text(size_bytes, memory_room.read_memory_room())} ({error.strerror})"

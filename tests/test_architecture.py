@@ -156,7 +156,7 @@ LONGER_FOR_A_REASON: dict[str, str] = {}
 # Layers from the ground up; a module sees those in layers below its own. Names ending in "." stand for a whole package.
 LAYERS = {
     "shard": (
-        ("shard.errors", "shard.one_line", "shard.topology", "shard.interpreter", "shard.checks"),
+        ("shard.errors", "shard.one_line", "shard.topology", "shard.interpreter", "shard.checks", "shard.unheld"),
         ("shard.restart",),
         ("shard.failpoints",),
         ("shard.callers", "shard.identity", "shard.limits", "shard.cpu", "shard.huge_pages", "shard.idle"),
@@ -171,10 +171,10 @@ LAYERS = {
         ("shard.functions",),
         ("shard.transport.refusals", "shard.transport.checked", "shard.transport.tls", "shard.transport.lanes"),
         ("shard.reactor", "shard.leases", "shard.transport.notes", "shard.transport.silence", "shard.transport.local"),
-        ("shard.guest", "shard.transport.mapped", "shard.transport.spill", "shard.transport.unread"),
+        ("shard.guest", "shard.transport.mapped", "shard.transport.spill", "shard.transport.told", "shard.transport.unread"),
         ("shard.transport", "shard.transport.shared_port", "shard.driver", "shard.trimming"),
         ("shard.transport.blocking", "shard.transport.waiting"),
-        ("shard.transport.no_ring", "shard.transport.rings"),
+        ("shard.transport.no_ring", "shard.transport.records", "shard.transport.rings"),
         ("shard.transport.meeting", "shard.transport.shm_connection", "shard.transport.socket_lane"),
         ("shard.transport.laned_connection",),
         ("shard.transport.tcp_connection", "shard.transport.laned"),

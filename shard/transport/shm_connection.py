@@ -4,14 +4,7 @@ How the two came by socket and segment is not told here: shm.py meets strangers,
 socket is the doorbell, carries the descriptors of slab segments, and its end is the peer's death (notes.py).
 
     segment  offset 0                       ring from the connector to the acceptor
-             DATA_OFFSET + capacity         ring the other way
-
-    record   tag 0                          a message without blocks: the payload is the body
-             tag MESSAGE                    u32 blocks, u32 body bytes, then a descriptor of 32 bytes each, body, inline bytes
-             tag RETURN                     u64 lease numbers that the sender gives back
-    descriptor  u64 bytes, u64 offset, u64 lease, u32 segment, u32 zero
-                lease 0: the bytes stand in this record at that offset, or with segment SPILLED they came over the socket of
-                spill.py; else in that segment of the sender's slab
+             DATA_OFFSET + capacity         ring the other way; what their records are stands in records.py
 
 Blocks of up to INLINE_BYTES_MAX travel in the record and are copied out. Larger ones are lent: arrays that already live in
 the slab as they are, others after one copy into a recycled block. A body too large for the ring is lent like a block. A copy
@@ -21,6 +14,7 @@ read count like an outbox (unread.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -30,7 +24,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,20 +47,26 @@ from shard.slab import Slab
 from shard.transport import BEGINNING_BYTES, Buffer, Connection, Traffic
 from shard.transport.mapped import MappedSegments
 from shard.transport.no_ring import NO_WORDS, NoRing
-from shard.transport.notes import SEGMENT, Notes
-from shard.transport.spill import SPILLED, Spilled, SpillReader, SpillWriter
+from shard.transport.notes import Notes
+from shard.transport.records import (
+    DESCRIPTOR_BYTES,
+    LEASE,
+    MESSAGE,
+    PREFIX,
+    PREFIX_BYTES,
+    RETURN,
+    Record,
+    pack_descriptor,
+    pack_lease,
+    pack_prefix,
+    unpack_descriptor,
+)
+from shard.transport.spill import SPILLED, Spilled, SpillReader, SpillWriter, copy_of
+from shard.transport.told import ToldSegments
 from shard.transport.unread import Unread
+from shard.unheld import Unheld
 
 logger = logging.getLogger("shard")
-MESSAGE, RETURN = 1, 2
-PREFIX = struct.Struct("<II")
-DESCRIPTOR = struct.Struct("<QQQII")
-PREFIX_BYTES, DESCRIPTOR_BYTES = PREFIX.size, DESCRIPTOR.size
-assert (PREFIX_BYTES, DESCRIPTOR_BYTES) == (8, 32)  # the table above
-_pack_prefix, _pack_descriptor, _unpack_descriptor = PREFIX.pack, DESCRIPTOR.pack, DESCRIPTOR.unpack_from
-LEASE = struct.Struct("<Q")
-_pack_lease = LEASE.pack
-
 
 # Two copies of this many bytes cost about what lending a block does (2-3 us).
 INLINE_BYTES_MAX = 16 << 10
@@ -79,17 +78,6 @@ WAITING_BYTES_MIN = 64 << 20
 
 # With messages waiting for room in a full ring we do not sleep for long: nobody rings when there is room again.
 FULL_RING_PARK_S = 0.001
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):  # made in C, at a third of what a NamedTuple takes
-    """A message ready for the ring, and the leases to undo if it is never written."""
-
-    payload: bytes
-    tag: int
-    leases: tuple[int, ...]
-    beginning: bytes = b""  # of a body that is lent, and so is not in the payload
-    copied: int = 0  # bytes in the slab or in `spilled` that were copied for the peer
-    spilled: Spilled | None = None  # what has to be in its socket before
 
 
 class ShmConnection(Connection[Record]):
@@ -130,9 +118,8 @@ class ShmConnection(Connection[Record]):
         self._spill_reader: SpillReader | None = None
         self._arrays_spilled = 0
         self.notes.on_spill = self._on_spill
-        self._segments_told: set[int] = set()
-        self._telling = threading.Lock()  # of each segment once: the peer takes a second note of it for a fault
-        self._drops_seen = 0  # of the slab's segments
+        self._told = ToldSegments(slab, self.notes)
+        self._opening_spill = threading.Lock()  # one socket for arrays, whoever is first
         self._bytes_borrowed = 0  # in all
         self._records_received = 0
 
@@ -166,7 +153,7 @@ class ShmConnection(Connection[Record]):
         if count > self.limits.blocks_max or budget < 0:
             self._refuse(blocks)
         inline_body = body_bytes <= budget and body_bytes <= self._record_bytes_max // 2
-        parts: list[Buffer] = [_pack_prefix(count, body_bytes)]  # and the descriptors, then the body
+        parts: list[Buffer] = [pack_prefix(count, body_bytes)]  # and the descriptors, then the body
         leases: list[int] = []
         copies: list[int] = []
         spilled: list[NDArray[Any]] = []
@@ -183,7 +170,7 @@ class ShmConnection(Connection[Record]):
                 if total > self.limits.blocks_bytes_max:
                     self._refuse(blocks)
                 if nbytes <= INLINE_BYTES_MAX and nbytes <= budget:
-                    parts.append(_pack_descriptor(nbytes, position, 0, 0, 0))
+                    parts.append(pack_descriptor(nbytes, position, 0, 0, 0))
                     inline.append(block.data)
                     position += nbytes
                     budget -= nbytes
@@ -229,9 +216,8 @@ class ShmConnection(Connection[Record]):
                 if len(copies) == 1:
                     share = max(WAITING_BYTES_MIN, int(self._holder.share * slab.budget_bytes))
                     self._hold_back(nbytes, min(self.limits.outbox_bytes_max, share))
-                self._tell_of_spilling(full)
-                spilled.append(block.copy())
-                return _pack_descriptor(nbytes, 0, 0, SPILLED, 0)
+                spilled.append(self._copy_to_spill(block, full))
+                return pack_descriptor(nbytes, 0, 0, SPILLED, 0)
             offset = place.offset
             try:
                 np.copyto(np.frombuffer(slab.memory(place, nbytes), np.uint8), block)
@@ -242,11 +228,12 @@ class ShmConnection(Connection[Record]):
             lease = self._lendings.pass_on(place, nbytes)
         leases.append(lease)
         segment = place.segment
-        if segment not in self._segments_told:
-            self._tell_segment(segment)
-        if self._drops_seen != slab.segments_dropped:
-            self._tell_drops()
-        return _pack_descriptor(nbytes, offset, lease, segment, 0)
+        told = self._told
+        if segment not in told.numbers:
+            told.tell(segment)
+        if told.drops_seen != slab.segments_dropped:
+            told.tell_drops()
+        return pack_descriptor(nbytes, offset, lease, segment, 0)
 
     def _hold_back(self, nbytes: int, bytes_max: int) -> None:
         """Raise BackpressureError when arrays of so many bytes more would pass `bytes_max`. One message of any size may wait."""
@@ -263,35 +250,16 @@ class ShmConnection(Connection[Record]):
                 "slab_share_max of the slab): it reads too slowly"
             )
 
-    def _tell_of_spilling(self, full: ShmFull) -> None:
-        if not self._arrays_spilled:
-            logger.warning("an array for %s goes over a socket, as all that find no room will: %s", self.peer, str(full))
+    def _copy_to_spill(self, block: NDArray[Any], full: ShmFull) -> NDArray[Any]:
+        copy = copy_of(block, full)
+        with self._opening_spill:
+            if self._spill_writer is None:
+                self._spill_writer = SpillWriter(self.notes)
+                logger.warning("an array for %s goes over a socket, as all that find no room will: %s", self.peer, str(full))
+                if self.error is not None:  # _end() may have come before it
+                    self._spill_writer.close()
         self._arrays_spilled += 1
-
-    def _tell_segment(self, number: int) -> None:
-        with self._telling:
-            if number in self._segments_told:  # by another thread meanwhile
-                return
-            segment = self._slab.segment(number)
-            fd = segment.read_only_fd()  # a peer reads our blocks and writes its own
-            try:
-                self.notes.hand_over(SEGMENT, number, [fd], segment.size_bytes)
-            finally:
-                os.close(fd)
-            # failpoint: connection.segment_told
-            self._segments_told.add(number)
-
-    def _tell_drops(self) -> None:
-        """Segments that the slab gave back need not stay mapped over there. What finds no room is told with a later lease."""
-        if self.error is not None:
-            return
-        seen = self._slab.segments_dropped
-        told = self._segments_told.copy()  # first: what another thread adds after a look at the slab is there, and looks dropped
-        for number in told - self._slab.segment_numbers():
-            if not self.notes.tell_dropped(number):
-                return
-            self._segments_told.discard(number)
-        self._drops_seen = seen
+        return copy
 
     def _write(self, item: Record) -> bool:
         if item.spilled is not None:
@@ -305,8 +273,7 @@ class ShmConnection(Connection[Record]):
             return False
         if self.error is not None:
             return True  # it goes nowhere
-        if self._spill_writer is None:
-            self._spill_writer = SpillWriter(self.notes)
+        assert self._spill_writer is not None, "opened for the first array of all"
         spilled.begun = True
         if self._spill_writer.write(spilled.parts) and self._write_record(item):
             return True
@@ -345,7 +312,7 @@ class ShmConnection(Connection[Record]):
             self._consumer.head + self._bytes_borrowed,
             self._records_received,
             producer.full_count,
-            self._arrays_spilled,
+            self._arrays_spilled + self._segments.arrays_copied,
         )
 
     @property
@@ -396,7 +363,7 @@ class ShmConnection(Connection[Record]):
             blocks = []
             total = 0
             for _ in range(block_count):
-                nbytes, offset, lease, number, _zero = _unpack_descriptor(payload, at)
+                nbytes, offset, lease, number, _zero = unpack_descriptor(payload, at)
                 at += DESCRIPTOR_BYTES
                 total += nbytes
                 if total > self.limits.blocks_bytes_max:
@@ -405,13 +372,30 @@ class ShmConnection(Connection[Record]):
             if at + body_bytes <= len(payload):
                 body = payload[at : at + body_bytes]
             else:
-                nbytes, offset, lease, number, _zero = _unpack_descriptor(payload, at)
+                nbytes, offset, lease, number, _zero = unpack_descriptor(payload, at)
                 if nbytes != body_bytes or not (lease or number == SPILLED):
                     raise RemoteProtocolError(f"body of {body_bytes} bytes passes its record")
                 body = self._block(payload, nbytes, offset, lease, number).data
         except struct.error as error:
             raise RemoteProtocolError(f"record of {len(payload)} bytes is cut short: {error}") from error
+        except MemoryError as error:
+            at = PREFIX_BYTES + DESCRIPTOR_BYTES * block_count
+            if at + body_bytes > len(payload):
+                raise ShardError(str(error)) from error  # no body, so nobody knows whose message it is
+            self._drop_blocks(payload, len(blocks) + 1, block_count)
+            blocks = Unheld(block_count, str(error))
+            body = payload[at : at + body_bytes]
         self.on_message(body, blocks)
+
+    def _drop_blocks(self, payload: memoryview, first: int, end: int) -> None:
+        """Of a message that cannot be held: the peer gets back what it lent, and what comes over the socket is read off."""
+        for at in range(PREFIX_BYTES + DESCRIPTOR_BYTES * first, PREFIX_BYTES + DESCRIPTOR_BYTES * end, DESCRIPTOR_BYTES):
+            nbytes, _, lease, number, _ = unpack_descriptor(payload, at)
+            if lease:
+                self._borrowings.decline(lease)
+            elif number == SPILLED:
+                with contextlib.suppress(MemoryError):
+                    self._take_spilled(nbytes)
 
     def _block(self, payload: memoryview, nbytes: int, offset: int, lease: int, number: int) -> NDArray[np.uint8]:
         if not lease:
@@ -424,10 +408,12 @@ class ShmConnection(Connection[Record]):
             return block
         segment = self._segments.get(number)
         if segment is None:
-            while segment is None and self.notes.read():
-                segment = self._segments.get(number)
+            segment = self._segments.find(number, self.notes.read)
             if segment is None:
-                raise RemoteProtocolError(f"array in segment {number}, which was never handed over")
+                try:
+                    return self._segments.copy_out(number, offset, nbytes)
+                finally:  # not before: another thread may return leases at any moment
+                    self._borrowings.decline(lease)
         if offset + nbytes > segment.size_bytes:
             raise RemoteProtocolError(f"array of {nbytes} bytes at {offset} passes its segment of {segment.size_bytes}")
         self._bytes_borrowed += nbytes
@@ -440,10 +426,11 @@ class ShmConnection(Connection[Record]):
         if reader is None:
             raise RemoteProtocolError(f"array of {nbytes} bytes over a socket that was never handed over")
         was_full = reader.is_full
-        block = reader.take(nbytes)
-        if was_full and not reader.is_full and not reader.ended and self.reactor is not None:
-            self.reactor.watch(reader.fileno(), self._on_spill_ready)
-        return block
+        try:
+            return reader.take(nbytes)
+        finally:
+            if was_full and not reader.is_full and not reader.ended and self.reactor is not None:
+                self.reactor.watch(reader.fileno(), self._on_spill_ready)
 
     def _give_back(self) -> int:
         """Return the leases of arrays that are gone here."""
@@ -455,7 +442,7 @@ class ShmConnection(Connection[Record]):
             while returned and len(leases) < self._leases_max:
                 leases.append(returned.popleft())
             # failpoint: lease.before_return
-            if not self._producer.try_write(b"".join(map(_pack_lease, leases)), RETURN):
+            if not self._producer.try_write(b"".join(map(pack_lease, leases)), RETURN):
                 returned.extendleft(reversed(leases))
                 return 0
         finally:
@@ -514,7 +501,7 @@ class ShmConnection(Connection[Record]):
             return  # closed before its turn came
         self.reactor = reactor
         self._borrowings.wake_if_parked = lambda: reactor.wake() if reactor.parked else None
-        self._lendings.tell_drops = lambda: reactor.call_soon(self._tell_drops)
+        self._lendings.tell_drops = lambda: reactor.call_soon(self._told.tell_drops)
         reactor.add_source(self)
         reactor.watch(self.notes.fileno(), self._on_socket)
 

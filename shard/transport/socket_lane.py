@@ -253,6 +253,8 @@ class SocketLane(Connection[list[memoryview]]):
             self.close(PeerLostError(f"{self.peer} was lost: {self._why(error)}"))
         except RemoteProtocolError as error:
             self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {error}"))
+        except ShardError as error:  # no memory for a body
+            self.close(type(error)(f"{self.peer}: {error}"))
 
     def _go_on_writing(self) -> None:
         if self._partial and self._writing.acquire(False):
@@ -289,8 +291,9 @@ class SocketLane(Connection[list[memoryview]]):
         frame = decoder.next_frame(count)
         while frame is not None:
             body, blocks = frame
-            for block in blocks:
-                block.setflags(write=False)
+            if type(blocks) is list:  # else there are none, or no memory for them
+                for block in blocks:
+                    block.setflags(write=False)
             self.on_message(body, blocks)
             if self.error is not None:
                 return False

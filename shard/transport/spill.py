@@ -15,18 +15,28 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import RemoteProtocolError
+from shard.errors import RemoteProtocolError, ShardError, ShmFull
 from shard.limits import Limits
 from shard.transport.notes import SPILL, Notes
+from shard.unheld import SINK, empty_block
 
 LENGTH = struct.Struct("<Q")
 SPILLED = 0xFFFFFFFF  # in a descriptor, in the place of a segment's number
 READS_PER_TURN = 8
 SEND_BUFFER_BYTES = 1 << 20  # the kernel gives what net.core.wmem_max allows: 208 KiB, mostly
+
+
+def copy_of(block: NDArray[Any], full: ShmFull) -> NDArray[Any]:
+    """An array's bytes, for a socket to take. Raises ShmFull where this process has no memory of its own for it either."""
+    try:
+        return block.copy()
+    except MemoryError:
+        raise ShmFull(f"no memory for {block.nbytes} bytes in this process's heap either (see `ulimit -v`): {full}") from full
 
 
 class Spilled:
@@ -39,12 +49,27 @@ class Spilled:
         self.begun = False  # some of it is in the socket, so nothing else may go there before the rest
 
 
+class _Dropped:
+    """In the place of a block that this process has no memory for."""
+
+    __slots__ = ("left_bytes", "nbytes", "text")
+
+    def __init__(self, nbytes: int, text: str) -> None:
+        self.nbytes = self.left_bytes = nbytes  # still to come
+        self.text = text
+
+
 class SpillWriter:
     """The sending end. Owned by a connection; used by its one writer."""
 
     def __init__(self, notes: Notes) -> None:
-        """Raises PeerLostError."""
-        self._socket, theirs = socket.socketpair()
+        """Raises PeerLostError, and ShardError without descriptors for it."""
+        try:
+            self._socket, theirs = socket.socketpair()
+        except OSError as error:
+            raise ShardError(
+                f"no room in shared memory, and no socket to send it over: {error.strerror}; raise `ulimit -n`"
+            ) from error
         try:
             self._socket.setblocking(False)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -86,10 +111,10 @@ class SpillReader:
         self._peer = peer
         self._bytes_max = limits.blocks_bytes_max + limits.body_bytes_max  # of one message
         self._blocks_max = limits.blocks_max + 1
-        self._arrived: deque[NDArray[np.uint8]] = deque()
+        self._arrived: deque[NDArray[np.uint8] | _Dropped] = deque()
         self._arrived_bytes = 0
         self._length = bytearray(LENGTH.size)
-        self._block: NDArray[np.uint8] | None = None  # the one that is being read; None: its length is
+        self._block: NDArray[np.uint8] | _Dropped | None = None  # the one that is being read; None: its length is
         self._rest = memoryview(self._length)  # of either, still to come
         self.ended = False
 
@@ -125,24 +150,38 @@ class SpillReader:
             (nbytes,) = LENGTH.unpack(self._length)
             if nbytes > self._bytes_max:
                 raise RemoteProtocolError(f"{self._peer} sends an array of {nbytes} bytes, at most {self._bytes_max} allowed")
-            self._block = np.empty(nbytes, np.uint8)  # not of the slab: it has no room, most likely
-            self._rest = self._block.data
-            if nbytes:
+            try:
+                self._block = empty_block(nbytes)  # not of the slab: it has no room, most likely
+                self._rest = self._block.data
+            except MemoryError as error:
+                self._block = _Dropped(nbytes, str(error))
+            else:
+                if nbytes:
+                    return
+        block = self._block
+        if isinstance(block, _Dropped):
+            if block.left_bytes:
+                self._rest = SINK[: min(block.left_bytes, len(SINK))]
+                block.left_bytes -= len(self._rest)
                 return
-        self._block.setflags(write=False)
-        self._arrived.append(self._block)
-        self._arrived_bytes += self._block.nbytes
+        else:
+            block.setflags(write=False)
+            self._arrived_bytes += block.nbytes
+        self._arrived.append(block)
         self._block, self._rest = None, memoryview(self._length)
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """The next block, which a record refers to: all of it is here or in the socket. Raises RemoteProtocolError."""
+        """The next block, which a record refers to: all of it is here or in the socket. Raises RemoteProtocolError, and
+        MemoryError for one that was dropped."""
         while not self._arrived:
             if not self.read():
                 raise RemoteProtocolError(f"{self._peer} refers to an array of {nbytes} bytes that it never sent")
         block = self._arrived.popleft()
-        self._arrived_bytes -= block.nbytes
         if block.nbytes != nbytes:
             raise RemoteProtocolError(f"{self._peer} refers to an array of {nbytes} bytes, and sent one of {block.nbytes}")
+        if isinstance(block, _Dropped):
+            raise MemoryError(block.text)
+        self._arrived_bytes -= block.nbytes
         return block
 
     def close(self) -> None:

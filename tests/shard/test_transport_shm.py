@@ -33,9 +33,10 @@ from shard.segment import SEAL_GROW, SIZE_SEALS
 from shard.slab import IDLE_TURNS, TRIM_S
 from shard.transport import local
 from shard.transport.meeting import meet
+from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm import KIND
-from shard.transport.shm_connection import DESCRIPTOR, MESSAGE, PREFIX, ShmConnection
+from shard.transport.shm_connection import ShmConnection
 from shard.transport.spill import LENGTH, SPILLED, SpillWriter
 from tests.helpers import ManualClock
 from tests.shard.processes import in_fork

@@ -1,0 +1,268 @@
+"""Arrays that the receiving process cannot map, or has no memory for: copied, or told to whoever reads the message."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shard import RemoteProtocolError, ShardError, ShmFull, ShmTransport, Slab, TcpTransport
+from shard.frame import FrameDecoder, encode_header
+from shard.segment import Segment
+from shard.transport import spill
+from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
+from shard.transport.shm_connection import ShmConnection
+from shard.unheld import SINK, Unheld, no_memory
+from tests.transport_contract import LIMITS, Side, World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(ShmTransport, "shm://")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sides(world: World) -> Iterator[tuple[Side, Side]]:
+    one, two = world.connect()
+    yield one, two
+    one.connection.close()
+    two.connection.close()
+    one.messages.clear()
+    two.messages.clear()
+
+
+def refuse_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(*_: Any, **__: Any) -> Segment:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(Segment, "attach", attach)
+
+
+def no_memory_for(nbytes_too_many: int) -> Callable[[int], NDArray[np.uint8]]:
+    def allocate(nbytes: int) -> NDArray[np.uint8]:
+        if nbytes == nbytes_too_many:
+            raise MemoryError(no_memory(nbytes))
+        return np.empty(nbytes, np.uint8)
+
+    return allocate
+
+
+def is_unheld(side: Side) -> list[Any]:
+    """What comes from now on, as (body, first bytes of the blocks) or (body, error)."""
+    seen: list[Any] = []
+
+    def take(body: memoryview, blocks: Any = ()) -> None:
+        try:
+            seen.append((bytes(body), [int(block[0]) for block in blocks]))
+        except MemoryError as error:
+            seen.append((bytes(body), str(error)))
+
+    side.connection.on_message = take
+    return seen
+
+
+def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_lent_no_longer(
+    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = sides
+    assert isinstance(one.connection, ShmConnection)
+    slab = one.connection._slab
+    lent = slab.empty(100_000, np.uint8)
+    lent[:] = 3
+    with monkeypatch.context() as patched:
+        refuse_to_map(patched)
+        for number in range(3):
+            one.connection.send(b"%d" % number, [np.full(200_000, number, np.uint8), lent])
+        world.turn_until(lambda: len(two.messages) == 3)
+        for number, (body, blocks) in enumerate(two.messages):
+            assert body == b"%d" % number
+            assert (blocks[0] == number).all()
+            assert (blocks[1] == 3).all()
+            assert not blocks[0].flags.writeable
+        world.turn_until(lambda: not slab.leases())
+        assert [record.message for record in caplog.records if "cannot be mapped" in record.message] == [
+            next(record.message for record in caplog.records)
+        ], "once"
+        assert two.connection.traffic().arrays_spilled == 6
+        assert two.connection.leases_held == 0  # type: ignore[attr-defined]
+    one.connection.send(b"mapped", [lent])  # there is address space again
+    world.turn_until(lambda: len(two.messages) == 4)
+    lent[:] = 9
+    assert (two.messages[-1][1][0] == 9).all(), "the very memory"
+    assert not one.ends + two.ends
+
+
+def test_an_array_that_passes_a_segment_which_could_not_be_mapped_breaks_the_protocol(
+    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = sides
+    assert isinstance(one.connection, ShmConnection)
+    refuse_to_map(monkeypatch)
+    one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+    world.turn_until(lambda: two.messages)
+    segment = one.connection._slab.segment(0)
+    one.connection._producer.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(1, segment.size_bytes, 99, 0, 0), MESSAGE)
+    world.turn_until(lambda: two.ends)
+    assert isinstance(two.ends[0], RemoteProtocolError)
+    assert "passes its segment" in str(two.ends[0])
+
+
+def test_what_there_is_no_memory_for_is_told_with_its_own_message_and_gives_leases_back(
+    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = sides
+    assert isinstance(one.connection, ShmConnection)
+    seen = is_unheld(two)
+    refuse_to_map(monkeypatch)
+    monkeypatch.setattr("shard.transport.mapped.empty_block", no_memory_for(200_000))
+    one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
+    one.connection.send(b"too much", [np.full(size, 2, np.uint8) for size in (100_000, 200_000, 300_000, 10)])
+    one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
+    world.turn_until(lambda: len(seen) == 3)
+    assert seen == [(b"before", [1]), (b"too much", no_memory(200_000)), (b"after", [3])]
+    world.turn_until(lambda: not one.connection._slab.leases())  # type: ignore[attr-defined]
+    assert not one.ends + two.ends
+
+
+@pytest.mark.parametrize("size", [200_000, len(SINK), 3 * len(SINK) + 1])
+def test_an_array_over_the_socket_that_finds_no_memory_is_read_off_and_what_follows_is_whole(
+    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    one, two = sides
+    assert isinstance(one.connection, ShmConnection)
+
+    def full(*_: Any) -> Any:
+        raise ShmFull("the slab is full")
+
+    monkeypatch.setattr(one.connection._slab, "allocate", full)
+    monkeypatch.setattr(spill, "empty_block", no_memory_for(size))
+    seen = is_unheld(two)
+    one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
+    one.connection.send(b"too much", [np.full(nbytes, 2, np.uint8) for nbytes in (100_000, size, 50_000)])
+    one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
+    world.turn_until(lambda: len(seen) == 3)
+    assert seen == [(b"before", [1]), (b"too much", no_memory(size)), (b"after", [3])]
+    assert not one.ends + two.ends
+
+
+def test_a_sender_without_memory_for_the_detour_is_told_shm_full_and_goes_on(
+    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = sides
+
+    class Hungry(np.ndarray[Any, Any]):
+        def copy(self, *_: Any, **__: Any) -> Any:
+            raise MemoryError
+
+    def full(*_: Any) -> Any:
+        raise ShmFull("the slab is full")
+
+    monkeypatch.setattr(one.connection._slab, "allocate", full)  # type: ignore[attr-defined]
+    with pytest.raises(ShmFull, match=r"no memory for 100000 bytes in this process's heap either.*the slab is full"):
+        one.connection.send(b"", [np.zeros(100_000, np.uint8).view(Hungry)])
+    one.connection.send(b"after", [np.zeros(100_000, np.uint8)])
+    world.turn_until(lambda: two.messages)
+    assert two.bodies == [b"after"]
+
+
+def test_a_sender_without_descriptors_for_the_detour_names_them(
+    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = sides
+
+    def full(*_: Any) -> Any:
+        raise ShmFull("the slab is full")
+
+    def none_left(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one.connection._slab, "allocate", full)  # type: ignore[attr-defined]
+        patched.setattr(socket, "socketpair", none_left)
+        with pytest.raises(ShardError, match="no socket to send it over: Too many open files; raise `ulimit -n`"):
+            one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "read_only_fd", none_left)
+        with pytest.raises(ShardError, match="a segment cannot be handed over: Too many open files; raise `ulimit -n`"):
+            one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+    one.connection.send(b"after", [np.zeros(100_000, np.uint8)])
+    world.turn_until(lambda: two.messages)
+    assert two.bodies == [b"after"]
+    assert not one.ends + two.ends
+
+
+def test_over_tcp_too_the_message_after_one_that_finds_no_memory_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(TcpTransport, "tcp://127.0.0.1:0")
+    try:
+        one, two = world.connect()
+        seen = is_unheld(two)
+        monkeypatch.setattr(np, "empty", _only_up_to(1 << 20, np.empty))
+        monkeypatch.setattr(Slab, "allocate", _full)
+        one.connection.send(b"too much", [np.ones(3_000_000, np.uint8)])
+        one.connection.send(b"after", [np.full(300_000, 3, np.uint8)])
+        world.turn_until(lambda: len(seen) == 2)
+        assert sorted(seen) == [(b"after", [3]), (b"too much", no_memory(3_000_000))]
+        assert not one.ends + two.ends
+        one.connection.close()
+    finally:
+        monkeypatch.undo()
+        world.close()
+
+
+def _full(*_: Any) -> Any:
+    raise ShmFull("the slab is full")
+
+
+def _only_up_to(nbytes_max: int, empty: Callable[..., Any]) -> Callable[..., Any]:
+    def allocate(shape: Any, *args: Any) -> Any:
+        if isinstance(shape, int) and shape > nbytes_max:
+            raise MemoryError
+        return empty(shape, *args)
+
+    return allocate
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000, 1 << 20])
+def test_a_frame_whose_blocks_find_no_memory_is_delivered_without_them_however_it_is_cut(cut: int) -> None:
+    sizes = [10, 200_000, 3 * len(SINK), 0]
+    wire = b""
+    for body, blocks in ((b"first", sizes), (b"second", [20])):
+        wire += encode_header(len(body), blocks, LIMITS) + body + b"".join(bytes([len(body)]) * size for size in blocks)
+    decoder = FrameDecoder(LIMITS, no_memory_for(200_000))
+    frames: list[tuple[bytes, Any]] = []
+    while wire:
+        target = decoder.destination()
+        count = min(cut, len(target), len(wire))
+        target[:count] = wire[:count]
+        wire = wire[count:]
+        frame = decoder.next_frame(count)
+        while frame is not None:
+            frames.append((bytes(frame[0]), frame[1]))
+            frame = decoder.next_frame() if decoder.more else None
+    (first, unheld), (second, (block,)) = frames
+    assert (first, second, bytes(block)) == (b"first", b"second", bytes([6]) * 20)
+    assert isinstance(unheld, Unheld)
+    assert len(unheld) == 4
+    for look in (lambda: unheld[0], lambda: list(unheld), lambda: unheld[:-1]):
+        with pytest.raises(MemoryError, match="an array of 200000 bytes"):
+            look()
+
+
+def test_a_body_that_finds_no_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = FrameDecoder(LIMITS, no_memory_for(0))
+    body_bytes = LIMITS.body_bytes_max
+    header = encode_header(body_bytes, (1,), LIMITS)
+    target = decoder.destination()
+    target[: len(header)] = header
+
+    monkeypatch.setattr(np, "empty", _only_up_to(body_bytes - 1, np.empty))
+    with pytest.raises(ShardError, match=f"no memory for a message body of {body_bytes} bytes"):
+        decoder.next_frame(len(header))
