@@ -21,6 +21,10 @@ from shard.limits import Limits
 from shard.segment import Segment
 from shard.unheld import empty_block
 
+# A segment's note is in the socket before the record that refers to it: so many reads empty any socket buffer, and a peer that
+# goes on sending other notes keeps nobody.
+NOTE_READS_MAX = 1024
+
 logger = logging.getLogger("shard")
 
 
@@ -75,9 +79,11 @@ class MappedSegments(dict[int, Segment]):
     def find(self, number: int, read_notes: Callable[[], int]) -> Segment | None:
         """A segment that has not been found mapped: after the notes that are on their way, or tried again. None for one that
         still cannot be mapped: copy_out() reads it. Raises RemoteProtocolError for one that was never handed over."""
+        reads_left = NOTE_READS_MAX
         while number not in self and number not in self._unmapped:
-            if not read_notes():
+            if not reads_left or not read_notes():
                 raise RemoteProtocolError(f"array in segment {number}, which was never handed over")
+            reads_left -= 1
         if number in self._unmapped:
             fd, size_bytes = self._unmapped[number]
             try:

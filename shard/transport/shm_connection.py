@@ -132,6 +132,9 @@ class ShmConnection(Connection[Record]):
         if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
             try:
                 written = self._producer.try_write(body)
+            except RemoteProtocolError as error:
+                self._end_soon(error)
+                raise
             finally:
                 self._writing.release()
             if written:
@@ -286,8 +289,18 @@ class ShmConnection(Connection[Record]):
             self.reactor.wake()
         return True
 
+    def _end_soon(self, error: ShardError) -> None:
+        """The peer has broken the ring that we write to: else each message would find that anew, for as long as it reads none."""
+        if self.reactor is not None:
+            self.reactor.call_soon(lambda: self.close(error))
+
     def _write_record(self, item: Record) -> bool:
-        if not self._producer.try_write(item.payload, item.tag):
+        try:
+            written = self._producer.try_write(item.payload, item.tag)
+        except RemoteProtocolError as error:
+            self._end_soon(error)
+            raise
+        if not written:
             return False
         if item.copied:
             self._unread.written(self._producer.bytes_written, item.copied)
@@ -349,13 +362,13 @@ class ShmConnection(Connection[Record]):
             return 1
 
     def _on_tagged(self, payload: memoryview, tag: int) -> None:
-        if tag == RETURN:
-            for (lease,) in LEASE.iter_unpack(payload):
-                self._lendings.take_back(lease)
-            return
-        if tag != MESSAGE:
-            raise RemoteProtocolError(f"record with unknown tag {tag}")
         try:
+            if tag == RETURN:
+                for (lease,) in LEASE.iter_unpack(payload):
+                    self._lendings.take_back(lease)
+                return
+            if tag != MESSAGE:
+                raise RemoteProtocolError(f"record with unknown tag {tag}")
             block_count, body_bytes = PREFIX.unpack_from(payload)
             if block_count > self.limits.blocks_max or body_bytes > self.limits.body_bytes_max:
                 raise RemoteProtocolError(f"message of {block_count} arrays and a body of {body_bytes} bytes is over the limits")
@@ -486,10 +499,11 @@ class ShmConnection(Connection[Record]):
             self.reactor.unwatch(reader.fileno())
 
     def _take_in_the_rest(self, error: PeerLostError) -> None:
-        """The peer writes no more: what it wrote counts, then the connection ends."""
+        """The peer is to write no more: what it wrote until now counts, then the connection ends."""
+        end = self._incoming_words[TAIL_WORD]
         while self.error is None:
             try:
-                if not self._consumer.poll(self.on_message, RECORDS_PER_TURN, self._on_tagged):
+                if self._consumer.head >= end or not self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged):
                     self.close(error)
             except ShardError as broken:
                 self.close(broken)

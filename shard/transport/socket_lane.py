@@ -48,6 +48,10 @@ READS_PER_TURN = 8
 # Bodies up to this size are joined with their header: a copy of that size costs less than a second buffer.
 SHORT_BYTES_MAX = 16 << 10
 
+# A slab that grows takes every page at once. For a block that is only announced it grows by no more than this, or than the peer
+# has sent before: else a few bytes would cost gigabytes, and the reactor their first touch. Other blocks get pages as bytes come.
+ANNOUNCED_BYTES_MAX = 1 << 20
+
 # sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several calls.
 BUFFERS_MAX = 1024
 
@@ -72,7 +76,7 @@ class SocketLane(Connection[list[memoryview]]):
         sock.setblocking(False)
 
     def _allocate(self, size: int) -> NDArray[np.uint8]:
-        if size < BLOCK_BYTES_MIN:
+        if size < BLOCK_BYTES_MIN or size > max(ANNOUNCED_BYTES_MAX, self._bytes_received):
             return np.empty(size, np.uint8)
         try:
             return self._slab.wrap(self._slab.allocate(size), size).view(np.ndarray)  # empty() at half its price

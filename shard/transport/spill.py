@@ -28,6 +28,7 @@ from shard.unheld import SINK, empty_block
 LENGTH = struct.Struct("<Q")
 SPILLED = 0xFFFFFFFF  # in a descriptor, in the place of a segment's number
 READS_PER_TURN = 8
+TURNS_MAX = 256  # of reads for one block: what is in the socket, as all of it is when its record is written, takes a few
 SEND_BUFFER_BYTES = 1 << 20  # the kernel gives what net.core.wmem_max allows: 208 KiB, mostly
 
 
@@ -173,8 +174,10 @@ class SpillReader:
     def take(self, nbytes: int) -> NDArray[np.uint8]:
         """The next block, which a record refers to: all of it is here or in the socket. Raises RemoteProtocolError, and
         MemoryError for one that was dropped."""
+        turns_left = TURNS_MAX
         while not self._arrived:
-            if not self.read():
+            turns_left -= 1
+            if turns_left < 0 or not self.read():
                 raise RemoteProtocolError(f"{self._peer} refers to an array of {nbytes} bytes that it never sent")
         block = self._arrived.popleft()
         if block.nbytes != nbytes:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shard import RemoteProtocolError, ShardError, ShmFull, ShmTransport, Slab, TcpTransport
 from shard.frame import FrameDecoder, encode_header
+from shard.payload import decode, encode
 from shard.segment import Segment
 from shard.transport import spill
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
@@ -266,3 +267,13 @@ def test_a_body_that_finds_no_memory_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(np, "empty", _only_up_to(body_bytes - 1, np.empty))
     with pytest.raises(ShardError, match=f"no memory for a message body of {body_bytes} bytes"):
         decoder.next_frame(len(header))
+
+
+@pytest.mark.parametrize("array", [np.arange(200_000, dtype=np.int64)[::2], np.arange(100_000.0)[::-1]])
+def test_a_strided_array_that_finds_no_room_in_the_slab_is_copied_to_the_heap(array: NDArray[Any]) -> None:
+    slab = Slab(limit_bytes=64 << 10)
+    for value in ((array,), ([array],)):
+        form, payload, blocks = encode(value, slab)
+        (back,) = decode(form, payload, [np.asarray(block).view(np.uint8) for block in blocks])
+        assert (np.asarray(back).reshape(-1) == array).all()
+    slab.close()
