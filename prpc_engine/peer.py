@@ -65,6 +65,7 @@ EXPIRED_MAX = 32  # calls that are ended in one turn because their deadline has 
 # Between two looks at the table for such calls, for each call in it: a look takes some 0.1 us a call, a tenth of the time where
 # many calls have deadlines a few microseconds apart.
 LOOK_S_PER_CALL = 1e-6
+WARNINGS_EACH = 8  # lines of the log that one connection may cause; after those only each that doubles their number
 NOTE_AGAIN_S = 0.01  # between tries of a note that found the outbox full
 PAYLOAD = slice(HEADER_BYTES, None)  # of a message's body, made once
 WAIT_MS = wait_in_ms(TIMEOUT_S)  # of most calls, which have no timeout of their own: worked out once
@@ -118,6 +119,7 @@ class Peer:
         self._encode, self._encode_arguments = self.decoder.encode, self.decoder.encode_arguments
         self.decode_plain = self.decoder.decode_plain
         self._armed = NEVER  # when expire() is next called
+        self._warnings = 0  # of what the other side made go wrong
         self.lost = False
         self.when_lost: list[Callable[[Peer], object]] = []  # called with it, in the reactor, once its connection is over
         self._calls_max = connection.limits.calls_in_flight_max
@@ -472,13 +474,22 @@ class Peer:
     def fail(self, call_id: int, status: Status, name: str, text: str, more: str) -> None:
         """Answer that there is no value, and why. For a notification: log it."""
         if not call_id:
-            logger.warning("a notification from %s failed: %s %s: %s", self.connection.peer, status.name, name, text)
+            self._warn(f"a notification from {self.connection.peer} failed: {status.name} {name}: {text}")
             return
         try:
             self._send(failure_message(self.decoder, call_id, status, name, text, more))
+        except PeerLostError as error:  # what it had under way: no line each
+            logger.debug("%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
         except ShardError as error:
-            level = logging.DEBUG if isinstance(error, PeerLostError) else logging.WARNING  # what it had under way: no line each
-            logger.log(level, "%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
+            self._warn(f"{self.connection.peer} was not told of a failure ({status.name}): {error}")
+
+    def _warn(self, text: str) -> None:
+        """A line of the log; of what happens ever again only the first ones, the 16th, the 32nd: a peer must not fill a disk."""
+        self._warnings = count = self._warnings + 1
+        if count <= WARNINGS_EACH:
+            logger.warning("%s", text)
+        elif not count & (count - 1):
+            logger.warning("%s (the last of %d such lines of this connection, most of which were left out)", text, count)
 
     def _on_failure(self, status: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
         call = self._in_flight.pop(call_id, None)
@@ -487,8 +498,10 @@ class Peer:
             return
         try:
             name, text, more = self.decoder.decode(body, blocks)
+            if not type(name) is type(text) is type(more) is str:
+                raise ValueError("its texts are none")
             reason = Status(status)
-        except ValueError as error:
+        except DECODE_ERRORS as error:
             call.set_error(errors.RpcError(f"the failure of {call.asked[0]!r} at {call.asked[1]} cannot be read: {error}"))
             return
         call.set_error(error_for(call, self.connection.peer, reason, name, text, more))
