@@ -17,16 +17,19 @@
 
 All integers little-endian. A record is one transaction: it is there or not. A kill or a power cut can tear only the end: a record
 that is not all there, whose checksum fails at the very end, or a tail of zeros. That is cut off: it was never answered. Other
-damage is refused with its place. MessagePack through msgspec: loading runs no code.
+damage is refused with its place, and so is a journal whose snapshot is not there. MessagePack through msgspec: loading runs no
+code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -44,6 +47,7 @@ RECORD = struct.Struct("<III")
 assert (HEADER.size, RECORD.size) == (16, 12)  # the table above
 RECORD_BYTES_MAX = 1 << 30  # a session that ends with all it may own
 SNAPSHOT_CHANGES = 4096  # in one record of a snapshot: a MiB or so at a time
+SNAPSHOT_LENGTH = 1 << 20  # characters of their texts after which a record ends: values may have as many each
 # A journal this long, and longer than twice its snapshot, is replaced: replay stays within a second or so.
 COMPACT_BYTES = 16 << 20
 FILE_MODE, FOLDER_MODE = 0o600, 0o700  # it holds the sessions' tokens
@@ -75,7 +79,7 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
 
     Raises JournalError for another format and for damage that no torn write explains."""
     header = encode_header()
-    if len(data) < HEADER.size or not any(data):
+    if not any(data) or (len(data) < HEADER.size and header.startswith(data.rstrip(b"\0"))):
         return [], 0
     if data[: HEADER.size] != header:
         if data[:8] == MAGIC and zlib.crc32(data[:12]).to_bytes(4, "little") == data[12:16]:
@@ -145,6 +149,12 @@ def _opened(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, FILE_MODE)
 
 
+def _write_all(fd: int, data: bytes) -> None:
+    """At once or not: a disk that is full takes a part, and what would follow a part is damage."""
+    if os.write(fd, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def replay(transactions: Iterable[Transaction], tree: Tree, name: str, data: bytes) -> None:
     """Make the tree go on. Raises JournalError when they do not follow from it."""
     for number, (version, changes) in enumerate(transactions):
@@ -157,11 +167,13 @@ def snapshot_records(tree: Tree) -> Iterator[bytes]:
     """A whole snapshot, a record at a time. The last one is empty and has the tree's version: without it a snapshot is none."""
     yield encode_header()
     changes: list[Change] = []
+    length = 0
     for change in tree.snapshot():
         changes.append(change)
-        if len(changes) == SNAPSHOT_CHANGES:
+        length += len(change.text)
+        if len(changes) == SNAPSHOT_CHANGES or length >= SNAPSHOT_LENGTH:
             yield encode_record(0, changes)
-            changes = []
+            changes, length = [], 0
     if changes:
         yield encode_record(0, changes)
     yield encode_record(tree.version, [])
@@ -187,6 +199,8 @@ class Journal:
     """
 
     def __init__(self, folder: str | os.PathLike[str], sync: bool = True) -> None:
+        if not os.fspath(folder):  # an empty variable of a script; Path would take it for the working directory
+            raise JournalError("a journal in '': the name of a folder is expected")
         self.folder = Path(folder)
         self._sync = sync
         self._broken: OSError | None = None
@@ -195,7 +209,10 @@ class Journal:
             self._lock_fd = self._lock()
         except OSError as error:
             raise JournalError(f"{self.folder} cannot keep a journal: {error.strerror or error}; give another folder") from error
+        except ValueError as error:  # a NUL in its name
+            raise JournalError(f"{str(self.folder)!r} cannot keep a journal: {error}; give another folder") from error
         self._fd = -1
+        _journals.add(self)
 
     def _lock(self) -> int:
         path = self.folder / "lock"
@@ -220,8 +237,12 @@ class Journal:
     def load(self, tree: Tree) -> None:
         """Bring an empty tree to where the last master left it, and be ready to append. Raises JournalError."""
         try:
-            snapshots = self._numbers("snapshot")
+            snapshots, journals = self._numbers("snapshot"), self._numbers("journal")
             self._number = snapshots[-1] if snapshots else 0
+            if journals and journals[-1] > self._number:  # a snapshot is on the disk before its journal is made
+                raise JournalError(
+                    f"{self.folder}/journal-{journals[-1]} goes on from snapshot-{journals[-1]}, which is not there. {_RESTORE}"
+                )
             if snapshots:
                 path = self.folder / f"snapshot-{self._number}"
                 load_snapshot(path.read_bytes(), tree, str(path))
@@ -231,11 +252,13 @@ class Journal:
             self._open_journal(tree)
             self._remove_old()
         except OSError as error:
-            raise JournalError(f"{error.filename or self.folder} cannot be read: {error.strerror}") from error
+            raise JournalError(f"{error.filename or self.folder} cannot be read or written: {error.strerror}") from error
 
     def _open_journal(self, tree: Tree | None) -> None:
+        """Of this number: replayed into the tree, or made anew where that is None."""
         path = self.folder / f"journal-{self._number}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags if tree is not None else flags | os.O_TRUNC, FILE_MODE)
         try:
             data = path.read_bytes()
             transactions, good_bytes = decode(data, str(path))
@@ -245,7 +268,7 @@ class Journal:
                 logger.warning("%s: cut off %d torn bytes at its end", path, len(data) - good_bytes)
                 os.ftruncate(fd, good_bytes)
             if not good_bytes:
-                os.write(fd, encode_header())
+                _write_all(fd, encode_header())
             os.fsync(fd)
             self._sync_folder()
         except BaseException:
@@ -262,12 +285,10 @@ class Journal:
         if self._broken is None:
             record = encode_record(version, changes)
             try:
-                written = os.write(self._fd, record)
-                if written < len(record):
-                    raise OSError(28, "no space left on the device")
+                _write_all(self._fd, record)
                 if self._sync:
                     os.fdatasync(self._fd)
-                self._bytes += written
+                self._bytes += len(record)
                 return
             except OSError as error:
                 self._broken = error
@@ -294,7 +315,6 @@ class Journal:
                 os.fsync(file.fileno())
                 self._snapshot_bytes = file.tell()
             os.rename(unfinished, path)
-            self._sync_folder()
         except OSError as error:
             self._number -= 1
             with contextlib.suppress(OSError):  # it may never have been made
@@ -303,6 +323,7 @@ class Journal:
             logger.warning("no snapshot in %s: %s; the journal goes on growing", self.folder, str(error))
             return
         try:
+            self._sync_folder()
             self._open_journal(None)
         except OSError as error:
             self._broken = error  # the new snapshot counts already: nothing may go to the old journal any more
@@ -331,8 +352,24 @@ class Journal:
         """Let others have the folder. A second close does nothing."""
         if self._lock_fd < 0:
             return
-        if self._fd >= 0:
-            os.fsync(self._fd)
-            os.close(self._fd)
-        os.close(self._lock_fd)
+        try:
+            if self._fd >= 0:
+                os.fsync(self._fd)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        for fd in (self._fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
         self._fd = self._lock_fd = -1
+
+
+def _leave_to_the_parent() -> None:
+    """In the child of a fork: the lock is held as long as any process has it open, and it is the parent's."""
+    for journal in list(_journals):
+        journal._leave()
+
+
+_journals: weakref.WeakSet[Journal] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_leave_to_the_parent)
