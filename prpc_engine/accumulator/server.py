@@ -54,7 +54,9 @@ class AccumulatorShard:
         self._retired = False
         if state is not None:
             self._window.deserialize(state["window"])
-            self._counters = {name: restored(kind, parameters, value) for name, kind, parameters, value in state["counters"]}
+            for name, kind, parameters, value in state["counters"]:
+                check_name(name)
+                self._counters[name] = restored(kind, parameters, value)
 
     def push(
         self,
@@ -259,6 +261,8 @@ class AccumulatorServer:
             )
         for at, state in enumerate(states):
             saved_name, saved_id = state.get("name", self.name), state.get("server_id", -1)
+            if type(saved_id) is not int:
+                raise ConfigError(f"{self._path} holds what this program cannot go on from: server_id {saved_id!r:.80}")
             if saved_name != self.name or (server_id >= 0 and saved_id >= 0 and saved_id != server_id + at):
                 raise ConfigError(
                     f"{self._path} was saved by server {saved_id} of {saved_name!r}, and this is server {server_id + at} of "
@@ -266,8 +270,8 @@ class AccumulatorServer:
                 )
             try:
                 AccumulatorShard(state)  # refuses what it does not understand
-            except (BadArguments, KeyError, TypeError, ValueError) as error:
-                raise ConfigError(f"{self._path} holds what this program cannot go on from: {error}") from error
+            except Exception as error:  # whatever a file does that somebody else has made up, or an aggregator of the user's own
+                raise ConfigError(f"{self._path} holds what this program cannot go on from: {_reason(error)}") from error
         return list(states)
 
     def _ask_all(self, method: str, *args: Any) -> tuple[dict[int, Any], dict[int, str]]:

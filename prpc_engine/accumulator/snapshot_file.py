@@ -91,11 +91,13 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._fd = -1
-        beside = path.with_name(path.name + ".lock")
         try:
+            beside = path.with_name(path.name + ".lock")
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         except OSError as error:
             raise ConfigError(f"snapshot_path={str(path)!r}: {beside} cannot be made: {error.strerror}") from error
+        except ValueError as error:  # "", ".", "/", or a NUL in it
+            raise ConfigError(f"snapshot_path={str(path)!r} is the name of no file: {error}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -151,8 +153,13 @@ def _parsed(content: memoryview) -> Any:
     if zlib.crc32(content[HEADER.size :]) != crc:
         raise ValueError("its checksum is wrong")
     block_count, body_bytes = SIZES.unpack_from(content, HEADER.size)
+    if block_count > len(content) // LENGTH.size:
+        raise ValueError(f"it announces {block_count} blocks, more than it has room for")
     lengths = [LENGTH.unpack_from(content, LENGTHS_OFFSET + index * LENGTH.size)[0] for index in range(block_count)]
     at = LENGTHS_OFFSET + block_count * LENGTH.size
+    expected = at + body_bytes + sum(lengths)
+    if expected != len(content):
+        raise ValueError(f"it announces {expected} bytes, and has {len(content)}")
     body = bytes(content[at : at + body_bytes])
     at += body_bytes
     blocks = []
