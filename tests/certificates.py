@@ -75,13 +75,15 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(others), critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
-    def issue(self, common: str, from_days: int = -1, to_days: int = 30, password: bytes | None = None) -> Files:
-        """A certificate and its key. Its other names are a DNS and a URI name made of `common`, and 127.0.0.1."""
+    def issue(
+        self, common: str, from_days: int = -1, to_days: int = 30, password: bytes | None = None, address: str = "127.0.0.1"
+    ) -> Files:
+        """A certificate and its key. Its other names are a DNS and a URI name made of `common`, and an address."""
         key = ec.generate_private_key(ec.SECP256R1())
         others = [
             x509.DNSName(f"{common}.example"),
             x509.UniformResourceIdentifier(f"spiffe://example/{common}"),
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            x509.IPAddress(ipaddress.ip_address(address)),
         ]
         certificate = self._sign(common, key.public_key(), from_days, to_days, others)
         self._issued += 1

@@ -9,6 +9,10 @@
 Names are not compared with addresses: a job's CA signs for the job, and its nodes live at any address. So `ca` is the job's
 own, never a public one. No version but 1.3, no resumption and no early data: nothing to fall back to, nothing to replay.
 
+Certificates end, and are renewed while nodes run: the files are looked at before each handshake, and loaded again when one of
+them is another. Connections that are open keep what they began with. Files that do not fit together (they are replaced one after
+the other) are named in the log once, and those loaded before go on.
+
 Why an SSLSocket that does not block, and not an SSLObject with two MemoryBIOs: 40 MB over loopback went at 0.5 to 0.77 GB/s
 with the first and at 0.44 to 0.5 GB/s with the second, whose every byte is copied twice more (2 cores, OpenSSL 3.0, 16 KiB
 records, where the plain socket did 1.5). What it costs: OpenSSL does not say how much of a write it took when it wants the
@@ -19,10 +23,12 @@ when all of it is gone; TcpConnection keeps what did not go, ahead of all else.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Iterable
@@ -34,6 +40,9 @@ from shard.handshake import TLS_ALERT
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+logger = logging.getLogger("shard")
+
+KEY_MODE_FORBIDDEN = 0o037  # what others may do with a key, and a group but read it
 RECORD_BYTES = 16 << 10  # of plain text in one TLS record, at most (RFC 8446, 5.1): what one read gives
 # Of one write: four records, some 100 us. Reading waits for as long, because OpenSSL bears one thread at a time.
 PIECE_BYTES = 64 << 10
@@ -188,12 +197,28 @@ class Tls:
     Raises ShardError for files that cannot be used."""
 
     def __init__(self, files: TlsFiles) -> None:
-        self._accepting = _context(ssl.PROTOCOL_TLS_SERVER, files)
-        self._accepting.num_tickets = 0  # no resumption
-        self._connecting = _context(ssl.PROTOCOL_TLS_CLIENT, files)
+        self._files = files
+        self._seen = _versions(files)  # of the files, when they were last loaded, or could not be
+        self._accepting, self._connecting = _contexts(files)
+
+    def _renew(self) -> None:
+        """Load the files again if they have changed. From any thread: two that do so at once load the same."""
+        versions = _versions(self._files)
+        if versions == self._seen:
+            return
+        self._seen = versions
+        try:
+            self._accepting, self._connecting = _contexts(self._files)
+        except ShardError as error:
+            logger.warning("changed files of TLS are not taken, and those before go on: %s", error)
+        else:
+            logger.info(
+                "TLS goes on with what is now in %s, %s, %s", self._files.cert, self._files.key, self._files.ca or "no CA"
+            )
 
     def accept(self, sock: socket.socket) -> TlsSocket:
         """For a socket that was accepted and does not block; shake() comes next. Takes the socket over. Raises OSError."""
+        self._renew()
         return self._wrap(self._accepting, sock, True)
 
     def connect(self, sock: socket.socket, address: str, deadline: float) -> TlsSocket:
@@ -201,6 +226,7 @@ class Tls:
 
         Raises AuthenticationError, RemoteProtocolError, UnreachableError."""
         sock.setblocking(False)
+        self._renew()
         try:
             tls = self._wrap(self._connecting, sock, False)
         except OSError as error:
@@ -227,6 +253,29 @@ class Tls:
         tls = context.wrap_socket(sock, server_side=accepted, do_handshake_on_connect=False, suppress_ragged_eofs=False)
         assert isinstance(tls, TlsSocket)
         return tls
+
+
+def _versions(files: TlsFiles) -> list[tuple[int, ...]]:
+    """What is another when a file is: written in place, renamed over, or reached through another link."""
+    found: list[tuple[int, ...]] = []
+    for path in (files.cert, files.key, files.ca):
+        try:
+            status = os.stat(path)
+            found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode))
+        except OSError:
+            found.append(())
+    return found
+
+
+def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """As listener, as connector. Raises ShardError."""
+    with contextlib.suppress(OSError):  # which loading it tells better
+        mode = stat.S_IMODE(os.stat(files.key).st_mode)
+        if mode & KEY_MODE_FORBIDDEN:
+            raise ShardError(f"key {files.key!r} has mode {mode:04o}: others may read or change it; chmod 600 {files.key}")
+    accepting = _context(ssl.PROTOCOL_TLS_SERVER, files)
+    accepting.num_tickets = 0  # no resumption
+    return accepting, _context(ssl.PROTOCOL_TLS_CLIENT, files)
 
 
 def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:

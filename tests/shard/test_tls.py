@@ -251,6 +251,31 @@ def test_tls_1_2_is_refused(new_world: Callable[..., World], good: Files) -> Non
     assert "PROTOCOL_VERSION" in str(errors[0])
 
 
+def test_no_session_can_be_resumed(new_world: Callable[..., World], good: Files) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(good.ca)
+    context.load_cert_chain(good.cert, good.key)
+    world, has_ticket = new_world(), []
+
+    def run() -> None:
+        with (
+            socket.create_connection(parse_address(world.listener.address), PATIENCE_S) as sock,
+            context.wrap_socket(sock) as tls,
+        ):
+            tls.sendall(bytes(HELLO.size))  # none of ours: it hangs up
+            with contextlib.suppress(OSError):
+                while tls.recv(1024):  # tickets come first, and are read on the way
+                    pass
+            has_ticket.append(tls.session is not None and tls.session.has_ticket)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    world.turn_until(lambda: has_ticket or not thread.is_alive())
+    thread.join()
+    assert has_ticket == [False]
+
+
 def test_a_listener_that_takes_no_tls_1_3_is_refused(good: Files, slab: Slab) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(good.cert, good.key)
