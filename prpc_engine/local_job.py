@@ -24,10 +24,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from prpc_engine.config import has_secret
 from prpc_engine.errors import ConfigError
@@ -123,17 +125,18 @@ class Job:
         environment = {**place.environment, **self._own}
         if place.attempt_variable is not None:
             environment[place.attempt_variable] = str(place.attempt)
-        try:
-            process = subprocess.Popen(
-                place.arguments, env=environment, start_new_session=True, preexec_fn=partial(_end_with_parent, os.getpid())
-            )
-        except OSError as error:
-            raise ConfigError(f"{place.arguments[0]!r} cannot be run: {error.strerror}") from error
-        descriptor = os.pidfd_open(process.pid)
-        self._running[descriptor] = place, process
-        if not place.serves:
-            self._working.add(descriptor)
-        self._watched.register(descriptor, selectors.EVENT_READ)
+        with _signals_held():
+            try:
+                process = subprocess.Popen(
+                    place.arguments, env=environment, start_new_session=True, preexec_fn=partial(_end_with_parent, os.getpid())
+                )
+            except OSError as error:
+                raise ConfigError(f"{place.arguments[0]!r} cannot be run: {error.strerror}") from error
+            descriptor = os.pidfd_open(process.pid)
+            self._running[descriptor] = place, process
+            if not place.serves:
+                self._working.add(descriptor)
+            self._watched.register(descriptor, selectors.EVENT_READ)
 
     def run(self) -> JobReport:
         """Until all that work have ended."""
@@ -196,6 +199,25 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self._end()
         self._watched.close()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block. What their handlers raise within a start would be lost, in what Python
+    calls around a fork, or leave a process that is in no table."""
+    came: list[int] = []
+    held: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):
+                held[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for one, handler in held.items():
+            signal.signal(one, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _end_with_parent(parent: int) -> None:

@@ -123,6 +123,35 @@ with local_job.Job() as job:
 """
 
 
+INTERRUPTED = """
+import os, signal
+from prpc_engine.local_job import Job
+
+def interrupt():
+    signal.raise_signal(signal.{name})
+
+def handle(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.{name}, handle)
+os.register_at_fork({when}=interrupt)
+try:
+    with Job() as job:
+        job.start("it", ["sleep", "1000"], os.environ)
+        job.run()
+except KeyboardInterrupt:
+    print("interrupted, and left none:", not job._running)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_comes_as_a_process_is_started_ends_the_job(when: str, name: str) -> None:
+    code = INTERRUPTED.format(name=name, when=when)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.stdout, done.stderr) == ("interrupted, and left none: True\n", "")
+
+
 def test_a_launcher_that_is_killed_while_it_starts_a_process_leaves_none() -> None:
     command = [sys.executable, "-c", LAUNCHER]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
