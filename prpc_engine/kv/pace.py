@@ -52,7 +52,7 @@ WAIT_S_MAX = 600.0  # where a caller sets no deadline
 WAITING_MAX = 64  # verbs of one worker: one that sends so many ahead has lost sight of what it waits for
 Gradients = tuple[npt.NDArray[Any], ...]  # of one push: (keys, grads) or (grads,)
 Apply = Callable[[list[Gradients], float], None]
-logger = logging.getLogger("prpc_engine.kv")
+logger = logging.getLogger("prpc")
 
 
 class Waiting:

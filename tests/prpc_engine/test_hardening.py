@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import prpc_engine
+import shard
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.allow import AllowList, Rule
 from prpc_engine.config import TlsSettings, load_limits, tls_from
@@ -64,6 +67,12 @@ def test_a_text_of_a_peer_begins_no_line_of_the_log(
     assert said.isprintable()
 
 
+def test_all_of_the_engine_writes_to_the_two_loggers_that_keep_lines() -> None:
+    sources = [path for package in (shard, prpc_engine) for path in Path(package.__path__[0]).rglob("*.py")]
+    found = {name for path in sources for name in re.findall(r"getLogger\((.*?)\)", path.read_text())}
+    assert found == {'"shard"', '"prpc"'}
+
+
 def test_a_traceback_still_has_its_lines(caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise ValueError("no")
@@ -95,11 +104,11 @@ def test_a_notification_that_fails_with_a_forged_line_is_one_line(caplog: pytest
     assert all(message.isprintable() for message in caplog.messages)
 
 
-def test_a_session_whose_label_forges_lines_is_one_line_in_the_masters_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    with Master() as master, RpcService(master.address) as service:
+def test_a_service_whose_name_forges_lines_is_one_line_in_the_log_of_slow_calls(caplog: pytest.LogCaptureFixture) -> None:
+    with Master() as master, RpcService(master.address, slow_call_s=1e-9) as service:
         service.create_server("a\nb", {"ping": ping})
         assert service.create_client("a\nb").call("ping") == 1
+    assert [message for message in caplog.messages if message.startswith("slow call: ") and "a\\nb" in message]
     assert all(message.isprintable() for message in caplog.messages)
 
 
