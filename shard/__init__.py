@@ -48,7 +48,7 @@ from shard.idle import polling_enabled
 from shard.leases import held_by_this_process
 from shard.limits import DEFAULT_LIMITS, Limits
 from shard.memory_room import MemoryRoom, read_memory_room
-from shard.one_line import ONE_LINE
+from shard.one_line import ONE_LINE, escaped
 from shard.process import Shard, this_shard
 from shard.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.reactor import Reactor
@@ -144,6 +144,7 @@ __all__ = [
     "bind_memory",
     "class_of",
     "collect_garbage",
+    "escaped",
     "failpoints",
     "find_garbage",
     "format_ranges",

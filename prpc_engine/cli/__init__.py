@@ -9,7 +9,9 @@ Exit codes: 0 it worked, 1 it did not, 2 the command line or a setting is wrong,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING
 import prpc_engine
 from prpc_engine.config import check_environment
 from prpc_engine.errors import ConfigError, RpcError
-from shard import ShardError
+from shard import ShardError, escaped
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -76,13 +78,17 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Errors that have a name are told in one line on stderr."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    _prepare_output()
     try:
         command = _asked_for(given)
         parser = make_parser(command)
         if not given:
             parser.print_help()
             return WRONG_USAGE
-        args = parser.parse_args(given)
+        try:
+            args = parser.parse_args(given)
+        finally:
+            sys.stdout.flush()  # a help text, too, may find no room
         if args.command not in LOOK_ONLY:
             check_environment()
         code: int = _module_of(args.command).run(args)
@@ -96,11 +102,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("prpc: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has nowhere to go
+        _forget_output()
         return READER_GONE
+    except OSError as error:  # of the system, such as a full disk below the output, or no descriptor left
+        _forget_output()
+        return _tell(error, FAILED, "; the system refuses it: `prpc doctor` says what is scarce")
 
 
-def _tell(error: Exception, code: int) -> int:
+def _prepare_output() -> None:
+    """Whatever is printed can be: who starts us may have closed the output, and paths need not be text of its encoding."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _forget_output() -> None:
+    """What is still buffered has nowhere to go, and the end of the interpreter would try once more."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    with contextlib.suppress(OSError, ValueError):  # no descriptor at all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell(error: Exception, code: int, more: str = "") -> int:
     first_line = str(error).partition("\n")[0]
-    print(f"prpc: {first_line or type(error).__name__}", file=sys.stderr)
+    print(f"prpc: {escaped(first_line) or type(error).__name__}{more}", file=sys.stderr)  # it may be a peer's
     return code

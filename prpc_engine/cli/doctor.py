@@ -14,6 +14,7 @@ from prpc_engine.cli.checks import Finding, Verdict, examine, examine_peer
 from prpc_engine.cli.console import make_console
 from prpc_engine.config import secret_from
 from prpc_engine.errors import ConfigError
+from shard import escaped
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands
@@ -61,7 +62,7 @@ def show(findings: list[Finding]) -> None:
         table.add_column(heading, overflow="fold")
     for finding in findings:
         verdict = Text(finding.verdict, style=COLOURS[finding.verdict])
-        table.add_row(verdict, Text(finding.fact), Text(finding.value), Text(finding.advice))
+        table.add_row(verdict, *(Text(escaped(text)) for text in (finding.fact, finding.value, finding.advice)))
     console = make_console()
     console.print(table)
     counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in COLOURS}

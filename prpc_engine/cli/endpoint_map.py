@@ -136,6 +136,8 @@ def _cluster_of_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> C
 
 def _write(path: Path, text: str) -> None:
     """All of it at once: a task that starts meanwhile reads the old map or the new one."""
+    if not path.name:
+        raise ConfigError(f"--output={str(path)!r} is the name of no file: one such as {FILE_NAME} is expected")
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         with open(written, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, 0o644)) as file:

@@ -16,6 +16,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from prpc_engine import cli, errors
 from prpc_engine.about import ABOUT_ROUTE, STATISTICS
 from prpc_engine.address import Address
@@ -25,8 +27,10 @@ from prpc_engine.cli.visitor import visiting_node
 from prpc_engine.config import secret_from, transports_from
 from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import DEFAULT_ROOT
+from prpc_engine.master.registry import RANK_MAX, Member
 from prpc_engine.message import method_key
 from prpc_engine.node import Node
+from shard import escaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,18 +103,30 @@ def _processes(master: MasterClient) -> list[Answer]:
     with contextlib.suppress(errors.NoSuchNode):  # none has begun to serve
         for name in master.tree_node_sub("/_shard_"):
             with contextlib.suppress(errors.NoSuchNode):  # it has ended meanwhile
-                member = json.loads(master.tree_node_get(f"/_shard_/{name}").value)
-                shards.append(Answer(f"rank {member['rank']}, shard", tuple(member["addresses"])))
+                shards.append(_shard(f"/_shard_/{name}", master.tree_node_get(f"/_shard_/{name}").value))
     nodes = [Answer(f"rank {info.global_rank}", info.addresses) for info in master.get_comm_info() if info.addresses]
     return [Answer("master", (f"tcp://{master.endpoint}",)), *sorted(nodes + shards, key=_order)]
 
 
+def _shard(path: str, value: str) -> Answer:
+    """What the tree holds of a shard, which any member of the job may have put there."""
+    try:
+        member = msgspec.json.decode(value, type=Member)
+    except msgspec.MsgspecError as error:
+        return Answer(f"node {path}", (path,), error=f"{path} holds what no shard has put there: {error}")
+    return Answer(
+        f"rank {member.rank}, shard", member.addresses or (path,), error="" if member.addresses else "it has no address"
+    )
+
+
 def _order(answer: Answer) -> tuple[int, str]:
-    rank, _, _ = answer.who.removeprefix("rank ").partition(",")
-    return int(rank), answer.who
+    rank = answer.who.removeprefix("rank ").partition(",")[0]
+    return int(rank) if rank.isdecimal() else RANK_MAX, answer.who
 
 
 def _ask(node: Node, one: Answer) -> Answer:
+    if one.error:
+        return one
     try:
         peer = node.peer_at(one.addresses, TIMEOUT_S, one.who)
         figures = peer.request(ABOUT_ROUTE, STATISTICS, method_key(STATISTICS), (), TIMEOUT_S, False).result()
@@ -146,8 +162,8 @@ def _table(found: list[Row]) -> Table:
         table.add_column(heading, justify="left" if name in ("who", "waits_for") else "right", overflow="fold")
     told = []
     for row in found:
-        table.add_row(*[Text(cell) for cell in cells(row)])
+        table.add_row(*[Text(escaped(cell)) for cell in cells(row)])  # names and errors are those of members
         if row.error:
-            told.append(f"{row.who}: {row.error}")
+            told.append(escaped(f"{row.who}: {row.error}"))
     table.caption = Text("\n".join(told)) if told else None
     return table

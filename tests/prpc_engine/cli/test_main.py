@@ -26,6 +26,12 @@ from shard import PeerLostError
             1,
             "prpc: it raised ValueError",
         ),
+        (PeerLostError("a peer said \x1b[2K\r that all is well"), 1, "prpc: a peer said \\x1b[2K\\r that all is well"),
+        (
+            OSError(24, "Too many open files"),
+            1,
+            "prpc: [Errno 24] Too many open files; the system refuses it: `prpc doctor` says what is scarce",
+        ),
         (KeyboardInterrupt(), 130, "prpc: interrupted"),
     ],
 )
