@@ -12,7 +12,7 @@ import pytest
 
 from prpc_engine import Deferred, Master, MasterClient, RpcService, TreeEvent, errors
 from prpc_engine.about import ABOUT_TARGET
-from prpc_engine.master import namespace, session, watch
+from prpc_engine.master import methods, namespace, session, watch
 from prpc_engine.master.namespace import RegistryError
 from prpc_engine.master.protocol import MASTER_ROUTE, WATCH_TARGET
 from prpc_engine.master.registry import Registry
@@ -164,6 +164,50 @@ def test_roots_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RegistryError, match="no room for another root, 'second'"):
         opened(registry, "second")
     opened(registry)
+
+
+def test_sessions_nodes_and_what_a_session_owns_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    asker = opened(registry)
+    monkeypatch.setattr(namespace, "OWNED_MAX", 1)
+    registry.tree_node_add(asker, "/mine", "", True)
+    with pytest.raises(RegistryError, match=f"session {asker} has 1 ephemeral nodes: delete some"):
+        registry.tree_node_add(asker, "/more", "", True)
+    monkeypatch.setattr(namespace, "NODES_MAX", len(registry.tree.nodes) + 1)
+    registry.tree_node_add(asker, "/stays", "", False)
+    with pytest.raises(RegistryError, match=r"the tree has [0-9]+ nodes: delete some"):
+        registry.tree_node_add(asker, "/more", "", False)
+    monkeypatch.setattr(namespace, "SESSIONS_MAX", 2)
+    opened(registry)
+    with pytest.raises(RegistryError, match="2 sessions are open: end some"):
+        opened(registry)
+    registry.end(asker)
+    opened(registry)
+
+
+def test_watches_of_a_session_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "WATCHES_PER_SESSION_MAX", 2)
+    with Master() as master, MasterClient(master.address) as client, MasterClient(master.address) as other:
+        client.tree_watch("/a", print)
+        handle = client.tree_watch("/b", print)
+        with pytest.raises(errors.Rejected, match="watches 2 nodes: watch one above them instead"):
+            client.tree_watch("/c", print)
+        other.tree_watch("/c", print)
+        client.cancel_watch(handle)
+        wait_until(lambda: master.statistics().watches == 2, "the end of a watch")
+        client.tree_watch("/c", print)
+
+
+@pytest.mark.parametrize(("name", "most"), [("HISTORY_MAX", 4), ("HISTORY_LENGTH_MAX", 40)])
+def test_what_is_kept_for_watchers_that_come_back_has_a_bound(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+    monkeypatch.setattr(methods, name, most)
+    with Master() as master, MasterClient(master.address) as client:
+        client.tree_node_add("/a")
+        for number in range(100):
+            client.tree_node_set("/a", str(number) * 10)
+        kept = master._methods._history
+        assert 1 <= len(kept) <= 4
+        assert sum(len(item[3]) for item in kept) <= 80
 
 
 def test_a_connection_has_one_session() -> None:
