@@ -205,9 +205,11 @@ class TableWorker:
 
         folder: an absolute path on the servers' machines, one that all of them see. keep: so many of the newest are kept, with
         what they lie over; None: all. full_every: one of so many is full, others hold of sparse tables what changed since the one
-        before (and are full, too, after a restart, a restore, or a save elsewhere). Within timeout_s it waits for other saves and
-        for partitions that are being copied. Which pushes under way are in it: checkpoint/methods.py. Raises CheckpointError;
-        those before it are as they were then; ConfigError: a folder, step, keep or full_every is not allowed.
+        before (and are full, too, after a restart, a restore, or a save elsewhere). Within timeout_s it waits for other saves,
+        for partitions that are being copied, and, where a server was lost, for the one in its place (of tables that are not
+        elastic for call_timeout_s). Which pushes under way are in it: checkpoint/methods.py. Raises CheckpointError, those
+        before it are as they were then; of its kind TooLate (a DeadlineExceeded, too) when timeout_s was not enough; ConfigError:
+        a folder, step, keep or full_every is not allowed.
         """
         self._rounds(timeout_s).save(folder, step, keep, full_every)
 
@@ -240,8 +242,8 @@ class TableWorker:
     def _rounds(self, timeout_s: float) -> Rounds:
         check_timeout(timeout_s)
         locate = partial(self._locate, self._lanes)
-        is_elastic = isinstance(self._known, Schemas)
-        return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, self._catalog.asked_of, is_elastic)
+        lost_s = math.inf if isinstance(self._known, Schemas) else self.call_timeout_s
+        return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, self._catalog.asked_of, lost_s)
 
     # Verbs
 

@@ -9,6 +9,6 @@ The walk of a save: worker -> methods (in every server) -> gate, cut -> save -> 
 """
 
 from prpc_engine.kv.checkpoint.load import Finding, latest, verify
-from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.checkpoint.manifest import CheckpointError, TooLate
 
-__all__ = ["CheckpointError", "Finding", "latest", "verify"]
+__all__ = ["CheckpointError", "Finding", "TooLate", "latest", "verify"]

@@ -65,8 +65,14 @@ class Files:
         _sync_folder(path)
 
     def remove_tree(self, path: Path) -> None:
-        """A folder with all in it."""
-        shutil.rmtree(path)
+        """A folder with all in it; another process may be removing it as well."""
+        while path.exists():
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
+
+    def written_at(self, path: Path) -> float:
+        """When the file, or what is in the folder, was changed last, by the file system's clock, in seconds."""
+        return max(float(each.lstat().st_mtime) for each in (path, *(path.iterdir() if path.is_dir() else ())))
 
 
 def _sync_folder(path: Path) -> None:

@@ -22,7 +22,15 @@ import numpy.typing as npt
 from prpc_engine.kv import partition
 from prpc_engine.kv.checkpoint.chain import layers
 from prpc_engine.kv.checkpoint.cut import USED
-from prpc_engine.kv.checkpoint.manifest import FINAL_NAME, TYPE_CODES, UNFINISHED_NAME, CheckpointError, StoredFile, TableFile
+from prpc_engine.kv.checkpoint.manifest import (
+    FINAL_NAME,
+    REMOVED_NAME,
+    TYPE_CODES,
+    UNFINISHED_NAME,
+    CheckpointError,
+    StoredFile,
+    TableFile,
+)
 from prpc_engine.kv.checkpoint.read import Link, check_bytes, read_chain, read_manifest
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
@@ -96,6 +104,8 @@ def _findings(folder: Path) -> Iterator[tuple[Finding, Link | None]]:
                     yield Finding(folder / name, int(match[2]), fault), link
             elif UNFINISHED_NAME.fullmatch(name):
                 yield Finding(folder / name, -1, "it was never finished"), None
+            elif REMOVED_NAME.fullmatch(name):
+                yield Finding(folder / name, -1, "its removal was never finished"), None
         if not names:
             return
         seen |= names

@@ -2,6 +2,7 @@
 
     folder/                              one job's checkpoints, on a file system that every server sees
         unfinished-<save id>/            being written, or left by a save that was killed: never read
+        removed-<random>/                being removed: never read
         checkpoint-<sequence>-<step>/    whole: the rename to this name is the moment that it counts
             part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse), "values", the optimizer's state, and
                                              "stamps" where rows are evicted; or of these the rows that changed since the base,
@@ -26,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.errors import ConfigError, RpcError
+from prpc_engine.errors import ConfigError, DeadlineExceeded, RpcError
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 
 FORMAT = 3
@@ -37,6 +38,7 @@ MANIFEST_BYTES_MAX = 256 << 20  # some 500 bytes a table and server
 STEP_MAX = 10**12 - 1
 FINAL_NAME = re.compile(r"checkpoint-(\d{8})-(\d{12})")
 UNFINISHED_NAME = re.compile(r"unfinished-[0-9a-f]{16}")
+REMOVED_NAME = re.compile(r"removed-[0-9a-f]{16}")
 FILE_NAME = re.compile(r"part-\d{5}-(table-\d{5}|extras)\.safetensors")
 # The names of safetensors for numpy's types; those are what tables hold.
 TYPE_CODES = {
@@ -64,6 +66,10 @@ class CheckpointError(RpcError):
 
 class Busy(CheckpointError):
     """Tables cannot be saved, or restored, this moment, as something else is being done with them: it is tried again."""
+
+
+class TooLate(CheckpointError, DeadlineExceeded):
+    """A save or a restore has not ended by its deadline; the text says what it waited for. It is a TimeoutError, too."""
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -149,9 +149,7 @@ class CheckpointMethods:
         from now on.
         """
         if self._save_id != save_id or self._waiting is None:
-            raise CheckpointError(
-                f"the cut came more than {HOLD_S_MAX} s after pushes were held, so they were let go: save again"
-            )
+            raise Busy(f"the cut came more than {HOLD_S_MAX} s after pushes were held, so they were let go")
         cuts: list[tuple[TableSpec, TableCut]] = []
         try:
             path = checked_folder(folder, self._checkpoint_root)

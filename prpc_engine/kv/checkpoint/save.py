@@ -8,8 +8,13 @@
                          rename to checkpoint-<n>-<step>                            the old one or the new one counts
                          fsync of the folder, and of the one above                  the new one counts
                          what neither the newest `keep` are, nor lie over, is       all that are left are whole
-                         renamed and removed, the newest first; and what saves
-                         that have failed had left when this one was to count
+                         renamed to removed-* and removed, the newest first; and
+                         what was being removed, or was left by saves of which
+                         nothing was written for LEFT_S
+
+Others may save to the same folder at the same time, of these tables or of others, on any machine: each writes to a folder of its
+own, and takes the next number that is free. So a folder of another save is removed only when nobody can be writing to it: locks
+of files would tell sooner, but not every shared file system has them.
 
 A safetensors file is 8 bytes of header length, that many of JSON, then the tensors. The package writes only what is in memory
 as a whole, so header and offsets are made here; reading is the package's.
@@ -18,6 +23,7 @@ as a whole, so header and offsets are made here; reading is the package's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -40,10 +46,12 @@ from prpc_engine.kv.checkpoint.manifest import (
     MANIFEST,
     MANIFEST_BYTES_MAX,
     REMOVED,
+    REMOVED_NAME,
     TYPE_BYTES,
     TYPE_CODES,
     UNFINISHED_NAME,
     Base,
+    Busy,
     CheckpointError,
     Column,
     Manifest,
@@ -59,6 +67,8 @@ from shard import Future
 
 # Copied in one step of the shard's thread (some 1.5 ms) and written by the save's: two such buffers are all the memory it takes.
 PIECE_BYTES = 8 << 20
+# Between two writes of a save there is at most an fsync: the writing of the slowest server shows by its own files.
+LEFT_S = 3600.0
 logger = logging.getLogger("prpc")
 
 
@@ -254,8 +264,15 @@ def commit(
     data = encode(manifest)
     if len(data) > MANIFEST_BYTES_MAX:
         raise CheckpointError(f"a manifest of {len(data)} bytes, {MANIFEST_BYTES_MAX} are allowed: fewer tables or servers")
+    if not unfinished.exists():
+        raise CheckpointError(
+            f"{unfinished} is not there, or not any more: it was given up meanwhile, or nothing was written there for "
+            f"{LEFT_S:.0f} s and another save removed it; save again (the folder must be one that all servers see, on a shared "
+            "file system)"
+        )
     check_sizes(unfinished, manifest, "the folder must be one that all servers see, on a shared file system")
-    left = [name for name in _names(folder) if UNFINISHED_NAME.fullmatch(name)]  # now: the next save may begin before this ends
+    if base is not None and not (folder / base.name).exists():
+        raise Busy(f"{base.name}, which this save was to lie over, was removed by another save's keep")
     below = read_chain(folder / base.name) if base is not None else []
     if base is not None:
         check_link(manifest, below[0].manifest, below[0].crc32)
@@ -269,22 +286,36 @@ def commit(
     finally:
         files.close(fd)
     files.sync_folder(unfinished)
-    numbers = [int(match[1]) for match in map(FINAL_NAME.fullmatch, _names(folder)) if match]
-    final = folder / f"checkpoint-{max(numbers, default=0) + 1:08d}-{step:012d}"
-    files.rename(unfinished, final)
+    now = files.written_at(unfinished / MANIFEST)
+    final = _rename_to_next(files, unfinished, step)
     files.sync_folder(folder)
     files.sync_folder(folder.parent)  # the folder may be new
     try:
-        _remove_old(files, folder, keep, left)
+        _remove_old(files, folder, keep, now)
     except OSError as error:
         logger.warning("%s: what is old cannot be removed: %s; the new checkpoint is good", folder, str(error))
     return Base(final.name, line_crc32(data), manifest.links)
 
 
-def _remove_old(files: Files, folder: Path, keep: int | None, left: Sequence[str]) -> None:
+def _rename_to_next(files: Files, unfinished: Path, step: int) -> Path:
+    """Give it the number after the newest: its path then."""
+    folder = unfinished.parent
+    while True:
+        numbers = [int(match[1]) for match in map(FINAL_NAME.fullmatch, _names(folder)) if match]
+        final = folder / f"checkpoint-{max(numbers, default=0) + 1:08d}-{step:012d}"
+        try:
+            files.rename(unfinished, final)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another save has just taken that number
+                raise
+        else:
+            return final
+
+
+def _remove_old(files: Files, folder: Path, keep: int | None, now: float) -> None:
     """Only those count against `keep` whose manifests can be read, down to the full one; what a kept one lies over stays.
 
-    left: of saves that have failed."""
+    now: by the clock of the file system, in seconds."""
     good, needed = 0, set[str]()
     for name in sorted(_names(folder), reverse=True):
         if not FINAL_NAME.fullmatch(name):
@@ -292,14 +323,22 @@ def _remove_old(files: Files, folder: Path, keep: int | None, left: Sequence[str
         if name in needed:
             good += 1
         elif keep is not None and good >= keep:
-            gone = folder / f"unfinished-{int(name[11:19]):016x}"
-            files.rename(folder / name, gone)  # first: what is half removed must not look like a checkpoint
-            files.remove_tree(gone)
+            discard(files, folder / name)
         elif below := _names_of_chain(folder / name):
             good += 1
             needed |= below
-    for name in left:
-        discard(files, folder / name)
+    for name in _names(folder):
+        if REMOVED_NAME.fullmatch(name):
+            files.remove_tree(folder / name)
+        elif UNFINISHED_NAME.fullmatch(name) and _is_left(files, folder / name, now):
+            discard(files, folder / name)
+
+
+def _is_left(files: Files, unfinished: Path, now: float) -> bool:
+    try:
+        return files.written_at(unfinished) < now - LEFT_S
+    except FileNotFoundError:  # it has just been renamed, or something in it removed
+        return False
 
 
 def _names_of_chain(path: Path) -> set[str]:
@@ -309,14 +348,14 @@ def _names_of_chain(path: Path) -> set[str]:
         return set()
 
 
-def discard(files: Files, unfinished: Path) -> None:
-    """Free the room of a save that failed; one that is not there is fine.
+def discard(files: Files, folder: Path) -> None:
+    """Free the room of a save that failed, or of a checkpoint; one that is not there is fine.
 
     Renamed first: of this and a commit() of the same folder, here or on another server, one finds it gone, and what is half
-    removed never becomes a checkpoint."""
-    gone = unfinished.with_name(f"unfinished-{secrets.token_hex(8)}")
+    removed is never taken for a checkpoint, nor kept for long."""
+    gone = folder.with_name(f"removed-{secrets.token_hex(8)}")
     try:
-        files.rename(unfinished, gone)
+        files.rename(folder, gone)
     except FileNotFoundError:
         return
     files.remove_tree(gone)

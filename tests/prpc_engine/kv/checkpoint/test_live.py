@@ -14,9 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import RpcError
 from prpc_engine.kv import Sgd, TableShard, TableWorker, partition
-from prpc_engine.kv.checkpoint import latest, methods, verify
+from prpc_engine.kv.checkpoint import CheckpointError, latest, methods, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
 from prpc_engine.kv.table_spec import SparseSpec
@@ -25,6 +24,7 @@ from tests.prpc_engine.kv.checkpoint.processes import ServerProcess
 from tests.prpc_engine.processes import wait_until
 
 PATIENCE_S = 30.0
+LOST_S = 5.0  # for a server that comes back: none does
 DOWN = Sgd(1.0)  # each push of 1 lowers a value by exactly 1
 ONE = np.ones((1, 1), np.float32)
 SAVES, ROUNDS = 20, 20  # at least, so that the ones go on while there are the others
@@ -104,7 +104,7 @@ def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(m
         for _ in range(servers - 1):
             started.enter_context(ServerProcess(master.address))
         service = started.enter_context(RpcService(master=master.address))
-        return TableWorker(service, expected_servers=servers, timeout_s=PATIENCE_S)
+        return TableWorker(service, expected_servers=servers, timeout_s=PATIENCE_S, call_timeout_s=LOST_S)
 
     with ExitStack() as started:
         worker = run(-1, 1)
@@ -116,7 +116,7 @@ def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(m
         worker = run(4, 2)
         assert worker.restore(folder) == 1
         train(worker)
-        with pytest.raises(RpcError):
+        with pytest.raises(CheckpointError, match=f"step 2 was not saved in {folder}: .*; the checkpoints before it are"):
             worker.save(folder, 2)
         assert [(finding.step, finding.fault) for finding in verify(folder)] == [(1, "")]
     with ExitStack() as started:
