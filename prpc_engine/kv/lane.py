@@ -5,7 +5,7 @@
     under way   a loss: what it was sent to went away       lost: it waits for the mending (mending.py)
     new         others of its lane are lost                 lost: it goes behind them
     lost        mended: somebody serves the partition       under way, in the order in which they were asked
-    lost        its deadline, or nobody ever will           settled, by an error that says what is known
+    lost        its deadline                                settled, by an error that says what is known
 
 A push keeps its number and its arrays until it is settled, and the partition's ledger knows it by that number: so it may be sent
 as often as needed, and is applied once. What is kept is bounded in numbers (ledger.WINDOW from the oldest to the newest) and in
@@ -28,7 +28,6 @@ from prpc_engine.errors import (
     ConfigError,
     DeadlineExceeded,
     MaybeExecuted,
-    NoServer,
     NotSent,
     Rejected,
     RemoteError,
@@ -261,9 +260,8 @@ class Lane:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def is_loss(self, error: BaseException) -> bool:
-        """Whether what ended with that error is to be sent again."""
-        if isinstance(error, NoServer):  # where no other one may come, the end
-            return self.is_placed
+        """Whether what ended with that error is to be sent again: also where no other server may come, as one that was stopped
+        or cut off for longer than its lease is not registered for a while, and has its rows all the same."""
         if isinstance(error, MaybeExecuted | NotSent) or is_remote(error, Behind):
             return True
         return self.is_placed and (isinstance(error, Stopping | UnknownService) or is_moved(error))
@@ -400,6 +398,11 @@ class Lane:
     def _late(self, request: Request) -> DeadlineExceeded:
         said = self._unanswered(request, "at its deadline")
         return DeadlineExceeded(f"{said}. Last: {self._reason}. Look at that server, or allow a larger timeout_s")
+
+    @property
+    def waits_for(self) -> str:
+        """What its lost requests wait for; for logs."""
+        return f"{self}: {str(self._reason).partition(chr(10))[0]}"
 
     @property
     def is_closed(self) -> bool:

@@ -21,6 +21,7 @@ from prpc_engine.kv.lane import Lane
 logger = logging.getLogger("prpc")
 BACKOFF_S_MIN = 0.005  # of a connection that was cut, the first attempt mostly succeeds
 BACKOFF_S_MAX = 0.5  # of a server that died: its replica is promoted within some of these
+TOLD_AFTER_S, TOLD_EVERY_S = 2.0, 10.0  # requests that wait are told of in the log: a replica has been promoted by then
 
 
 class Mending:
@@ -41,7 +42,7 @@ class Mending:
                 self._thread.start()
 
     def _run(self) -> None:
-        backoff_s = BACKOFF_S_MIN
+        backoff_s, tell_at = BACKOFF_S_MIN, time.monotonic() + TOLD_AFTER_S
         while True:
             with self._lock:
                 if not self._lanes:
@@ -60,6 +61,9 @@ class Mending:
                 logger.warning("what was lost of %s waits: %s", ", ".join(map(str, lanes)), str(error).partition("\n")[0])
                 broken = lanes
             now = time.monotonic()
+            if broken and now >= tell_at:
+                tell_at = now + TOLD_EVERY_S
+                logger.warning("requests wait, until their deadlines, for %s", "; ".join(lane.waits_for for lane in broken))
             until = min([now + random.uniform(0.5, 1.0) * backoff_s, *(lane.expire(now) for lane in broken)])
             time.sleep(max(0.0, until - now))
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)

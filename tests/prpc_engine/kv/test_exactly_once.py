@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NoServer, NotSent, RpcError, Stopping
+from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NoServer, RpcError, Stopping
 from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.lane import Address, Lane
 from prpc_engine.kv.ledger import WINDOW
@@ -30,6 +30,7 @@ PUSHES = 150
 KEYS_A_PUSH = 8
 CUTS_A_ROUND = 3  # at most: a machine on which an answer takes longer than the time between two cuts comes on all the same
 ADD = {"name": "add"}
+LOST_S = 3.0  # for a server that comes back: none does
 
 
 def serve_tables(life: Life, master: str, transport: str) -> None:
@@ -108,19 +109,19 @@ def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master
         end(server)
 
 
-def test_a_push_whose_server_died_says_that_it_may_have_been_applied(farm: Farm, master: Master) -> None:
+def test_a_push_whose_server_died_says_at_its_deadline_that_it_may_have_been_applied(farm: Farm, master: Master) -> None:
     server = farm.start_ready(serve_tables, master.address, "tcp")
     with RpcService(master.address, transports=["tcp"]) as service:
         worker = TableWorker(service)
         worker.create_sparse("counts", 1, ADD)
         halt(server.pid)  # it takes no more from its sockets
-        push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32))
-        pull = worker.submit_pull("counts", np.array([1]))
+        push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32), timeout_s=LOST_S)
+        pull = worker.submit_pull("counts", np.array([1]), timeout_s=LOST_S)
         assert not push.done()
         kill(server)
-        with pytest.raises(MaybeExecuted, match=r"push 1 to partition 0 of 'kv'.* may have been applied, once"):
+        with pytest.raises(DeadlineExceeded, match=r"push 1 to partition 0 of 'kv'.* may have been applied, once.*no server 0"):
             push.result(PATIENCE_S)
-        with pytest.raises(NotSent):
+        with pytest.raises(DeadlineExceeded, match=r"pull to partition 0 of 'kv'.* has no answer at its deadline"):
             pull.result(PATIENCE_S)
         wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
     assert server.wait(PATIENCE_S) == -signal.SIGKILL
