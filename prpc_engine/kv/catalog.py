@@ -9,8 +9,8 @@
     restore,  servers begin a new epoch, each with   then the master is told. Should this worker die before, whoever creates the
     reset     its part of the table                  table next is told by a server, and tells the master
 
-Elastic tables, and those without a master, have no epochs: the placement says of elastic ones who holds what (placement.py), and
-the master is told which there are (schema.py).
+Elastic tables, and those without a master, have no epochs: the placement says of elastic ones who holds what, and from which
+restore (placement.py), and the master is told which there are (schema.py).
 """
 
 from __future__ import annotations

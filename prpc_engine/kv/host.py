@@ -146,7 +146,7 @@ class TableHost:
             raise Moved(f"partition {partition} is being handed over: restore again in a while")
         answer = getattr(hosted.shard, method)(*arguments)
         if method == "checkpoint_swap":
-            hosted.replace_all(*arguments[:1])
+            hosted.replace_all(arguments[0], arguments[2] if len(arguments) > 2 else -1)
         if method == "checkpoint_settled":
             return hosted.is_settled(*arguments)
         return answer

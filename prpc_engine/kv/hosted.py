@@ -64,8 +64,7 @@ class Hosted:
         self.streams: dict[int, Stream] = {}
         self.began: dict[str, int] = {}  # of a primary: the version of each table when it became that
         self.promised: set[int] = set()  # who the master is about to be told of as a replica
-        self.has_outdated_copies = False  # at others that may be promoted: the master is to be told that they are none
-        self._restored = ""  # the id of the checkpoint's load that its tables come from
+        self.restored = "", -1  # the id of a restore that the master is to be told of, and the step of its checkpoint
         self._handed: Future | None = None  # while it is handed over
         self._server_id = server_id
         self._send = send
@@ -94,10 +93,10 @@ class Hosted:
         self.promised.intersection_update(placed.joining)  # this may be from before the master was told
         if before.epoch != placed.epoch:
             self.promised.clear()
-            self.has_outdated_copies = False
-            self._drop_everything("it has another primary")
+            if not self.is_primary or placed.restored == self.restored[0]:  # else it is of the one before
+                self.restored = "", -1
+            self._drop_everything("it has another primary, or was restored from a checkpoint")
             self._take_role()
-        self.has_outdated_copies &= bool(placed.replicas or placed.spares)
         for server, stream in list(self.streams.items()):
             is_demoted = server in before.replicas and server not in placed.replicas  # it drops what it has (host.py)
             if server not in placed.holders or is_demoted or (stream.failure and server not in placed.replicas):
@@ -305,17 +304,16 @@ class Hosted:
             raise Moved(f"partition {self.index} is not being copied to server {server}, or anew: begin again")
         return stream, stream.outgoing
 
-    def is_settled(self, load_id: str) -> bool:
-        """Whether every replica has what was restored here under that id. Moved: this server has not restored it."""
-        if self._restored != load_id:
-            raise Moved(f"partition {self.index} was not restored here: its server was lost meanwhile; restore again")
-        return not self.has_outdated_copies and not self.placed.joining and not self.promised
+    def is_settled(self, load_id: str) -> bool | None:
+        """Whether the master knows of the restore of that id, and every replica has what it brought; None: it was lost again."""
+        if load_id not in (self.restored[0], self.placed.restored):
+            return None
+        return not self.restored[0] and not self.placed.joining and not self.promised
 
-    def replace_all(self, load_id: str) -> None:
-        """All tables are others now, after a restored checkpoint: nobody else has them."""
-        self._restored = load_id
+    def replace_all(self, load_id: str, step: int) -> None:
+        """All tables are others now, after the checkpoint of that step was restored: nobody else has them."""
+        self.restored = load_id, step
         self._tables = tables_of(self.shard)
-        self.has_outdated_copies = bool(self.placed.replicas or self.placed.spares or self.promised)
         self._changed()
         for stream in list(self.streams.values()):
             stream.fail("a checkpoint was restored")

@@ -226,8 +226,9 @@ class Keeper:
             self._jobs.put((index, placed))
 
     def _see_to_streams(self, index: int, placed: Placed, hosted: Hosted) -> None:
-        if hosted.has_outdated_copies and (placed.replicas or placed.spares):
-            self._change_one(index, placed, places.replaced)
+        restored, step = hosted.restored
+        if restored:
+            self._change_one(index, placed, partial(places.replaced, restored=restored, step=step))
             return  # that is seen by all, and looked at again
         caught_up, broken = self._now(lambda: hosted.look_at_streams(time.monotonic()))
         for server in broken:
@@ -331,7 +332,7 @@ class Keeper:
 
 
 def _lost(placed: Placed) -> Placed:
-    others = {"replicas": (), "joining": (), "spares": (), "heir": NOBODY}
+    others = {"replicas": (), "joining": (), "spares": (), "heir": NOBODY, "restored": ""}
     return msgspec.structs.replace(placed, epoch=placed.epoch + 1, loading=True, history=placed.history + 1, **others)
 
 

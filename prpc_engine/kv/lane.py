@@ -6,6 +6,8 @@
     new         others of its lane are lost                 lost: it goes behind them
     lost        mended: somebody serves the partition       under way, in the order in which they were asked
     lost        its deadline                                settled, by an error that says what is known
+    lost, not   another worker has restored a checkpoint    settled, by EpochChanged (whereabouts.py)
+      done
 
 A push keeps its number and its arrays until it is settled, and the partition's ledger knows it by that number: so it may be sent
 as often as needed, and is applied once. What is kept is bounded in numbers (ledger.WINDOW from the oldest to the newest) and in
@@ -39,6 +41,7 @@ from prpc_engine.kv.epochs import Behind, is_remote, parsed
 from prpc_engine.kv.ledger import WINDOW
 from shard import ClosedError, Future
 
+next_order = itertools.count(1).__next__  # of requests of all lanes, as they are asked
 ANSWER_SHARE = 1 / 16  # of the newest in the moving mean of answers' times: it follows within some tens of pushes
 KEPT_BYTES_MAX = 1 << 28  # pushes without an answer, of one partition: a quarter of a second of what one server applies
 
@@ -75,11 +78,11 @@ def fixed(client: Client, name: str, expected_servers: int) -> list[Address]:
 class Request:
     """One request, as its caller sees it."""
 
-    __slots__ = ("args", "call", "deadline", "lane", "method", "nbytes", "order", "sequence", "settled")
+    __slots__ = ("args", "call", "deadline", "lane", "may_be_in", "method", "nbytes", "order", "sequence", "settled")
 
     def __init__(self, lane: Lane, sequence: int, method: str, args: tuple[Any, ...], deadline: float, nbytes: int) -> None:
         self.lane = lane
-        self.order = lane.next_order()
+        self.order = next_order()
         self.sequence = sequence  # of a push; 0: of none
         self.method = method
         self.args = args
@@ -87,6 +90,7 @@ class Request:
         self.nbytes = nbytes
         self.call: Future | None = None  # as first sent
         self.settled: Future | None = None  # once it was lost
+        self.may_be_in: bool  # once it was lost: whether a server may have done it
 
     def done(self) -> bool:
         """Whether it is settled, or will not be."""
@@ -171,7 +175,6 @@ class Lane:
         self.partition = partition
         self.is_placed = is_placed
         self.outdated = outdated
-        self.next_order = itertools.count().__next__
         self.repeats = 0  # requests sent again
         self.answer_s = 0.0  # a moving mean of how long pushes take; 0.0: none was answered
         self._client = client
@@ -232,7 +235,7 @@ class Lane:
         if self._is_broken:
             with self._lock:
                 if self._is_broken:
-                    request.settled = Future(self._waiter)
+                    request.settled, request.may_be_in = Future(self._waiter), False
                     self._lost.append(request)
                     return
         address = self.address
@@ -277,6 +280,7 @@ class Lane:
             if settled is not None:
                 return settled
             settled = request.settled = Future(self._waiter)
+            request.may_be_in = _may_be_in(error)
             self._lost.append(request)
             self._is_broken, self._reason = True, error
         self._mend(self)
@@ -331,6 +335,7 @@ class Lane:
             with self._lock:
                 if request.settled.done():  # given up meanwhile
                     return
+                request.may_be_in |= _may_be_in(error)
                 self._lost.append(request)
                 self._is_broken, self._reason = True, error
             self._mend(self)
@@ -350,6 +355,20 @@ class Lane:
         for request in late:
             self.settle(request, self._late(request))
         return soonest
+
+    def refuse(self, before: int, error: BaseException) -> bool:
+        """Settle the lost pulls and pushes that no server has done, and that were asked before that one, with that error: whether
+        there were any."""
+        with self._lock:
+            refused = {
+                request
+                for request in self._lost
+                if request.order < before and not request.may_be_in and (request.sequence or request.method.startswith("pull"))
+            }
+            self._lost = [request for request in self._lost if request not in refused]
+        for request in refused:
+            self.settle(request, error)
+        return bool(refused)
 
     def fail(self, error: BaseException) -> None:
         """Settle all that are lost with that error."""
@@ -432,6 +451,11 @@ def request_answered(request: Request, sent: float) -> Callable[[Future], None]:
             lane.answer_s += (took_s - lane.answer_s) * (ANSWER_SHARE if lane.answer_s else 1.0)
 
     return answered
+
+
+def _may_be_in(error: BaseException) -> bool:
+    """Whether a server may have done what was lost so."""
+    return not isinstance(error, NotSent | Rejected | RemoteError)
 
 
 def is_moved(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 """Who holds which partition: one value in the master's tree, changed by compare-and-set only. What follows what is decided here.
 
-    epoch      grows whenever another server becomes the primary; requests and forwards of an older one are refused
+    epoch      grows whenever another server becomes the primary, or a checkpoint is restored; requests and forwards of an older
+               one are refused
     primary    applies and answers; -1: nobody
     replicas   have all that the primary has acknowledged as replicated: any of them may be promoted
     joining    are being filled by the primary; they may not be promoted
@@ -10,11 +11,13 @@
     loading    the primary has no state yet: it takes the newest checkpoint's, or begins empty, and serves then
     history    grows when state was lost: what was acknowledged since the checkpoint is gone
     step       of that checkpoint; -1: there was none
+    restored   the id of the restore that its state comes from; "": it comes from none, or was lost since
 
     what happens                    who changes it    the partition then
     a joining one has all           primary           it is a replica
     a replica cannot be reached     primary           it is joining: it is filled anew before it counts again
-    its tables were restored        primary           replicas are joining, and no spares: what they have is of before
+    its tables were restored        primary           epoch + 1; replicas are joining, and no spares: what they have is of
+                                                      before; workers that ask with the old epoch are told (whereabouts.py)
     the heir is a replica           primary           epoch + 1; the heir is primary, the old one a replica: nothing is lost
     a server ends                   who sees it       its replicas and fillings are gone; where it was primary: epoch + 1, a
     replica is
@@ -50,6 +53,7 @@ class Placed(msgspec.Struct, frozen=True):
     loading: bool = False
     history: int = 0
     step: int = -1
+    restored: str = ""
 
     @property
     def holders(self) -> tuple[int, ...]:
@@ -124,9 +128,12 @@ def demoted(placed: Placed, server: int) -> Placed:
     return msgspec.structs.replace(placed, replicas=rest, joining=(*placed.joining, server), spares=spares)
 
 
-def replaced(placed: Placed) -> Placed:
-    """A checkpoint was restored into it: all others that have a copy have another state, which must not be promoted."""
-    return msgspec.structs.replace(placed, replicas=(), joining=(*placed.joining, *placed.replicas), spares=())
+def replaced(placed: Placed, restored: str, step: int) -> Placed:
+    """A checkpoint of that step was restored into it: others that have a copy have another state, which must not be promoted."""
+    joining = (*placed.joining, *placed.replicas)
+    return msgspec.structs.replace(
+        placed, epoch=placed.epoch + 1, replicas=(), joining=joining, spares=(), restored=restored, step=step
+    )
 
 
 def handed_over(placed: Placed) -> Placed:

@@ -16,8 +16,8 @@ Whoever waits for a versioned pull when news of that are there is told, instead 
 
 Versions of one partition of one table can be compared, whichever worker and verb they came from. Those of two partitions or two
 tables cannot; nor those of before and after a restore, or of another number of partitions. What went back and has grown again
-since is found where a partition begins again (elastic tables, at each new primary), and not else. Tables of plain servers have
-epochs (epochs.py): that they began again is found by any request, whatever its version.
+since is found where a partition begins again (elastic tables, at each new primary and each restore: whereabouts.py), and not
+else. Tables of plain servers have epochs (epochs.py): that they began again is found by any request, whatever its version.
 """
 
 from __future__ import annotations

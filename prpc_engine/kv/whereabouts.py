@@ -1,19 +1,25 @@
 """Where an elastic service's partitions are, for one worker: asked of the master when something was lost, and not else.
 
-A partition whose history has grown has lost what was acknowledged since a checkpoint; one whose new primary begins with less
-than this worker has seen (session.py) has lost what its replica lacked. That becomes an EpochChanged, which the worker's next
-verb raises, once.
+    the partition's                       this worker is told              requests that its server has refused
+    history has grown                     EpochChanged, of the partition   are sent to the new one: with no effect twice
+    new primary begins with less than     the same                         the same
+      this worker has seen (session.py)
+    state was restored by another worker  EpochChanged, once a restore     raise that, and are not done, if they were asked before
+                                                                           the worker was told: what they push was worked out with
+                                                                           rows of before the restore
+
+Where no request raises it, the worker's next verb does, once.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prpc_engine.errors import RpcError
-from prpc_engine.kv.lane import Address, Client, Lane
+from prpc_engine.kv.lane import Address, Client, Lane, next_order
 from prpc_engine.kv.placement import NOBODY, Placed
 from prpc_engine.kv.session import EpochChanged, Session
 from prpc_engine.kv.tree import PlacementNode
@@ -36,10 +42,17 @@ class Whereabouts:
         self._session = session
         self._looking = threading.Lock()  # one at a time: a loss is told once, and an older placement is not learned last
         self._placed = list(node.wait(timeout_s).partitions)
+        self.has_tables: Callable[[], object] = lambda: True  # whether the worker has anything that can go back
+        # Of the restores that this worker knows of: the first request after it was told; 0: it has nothing of before.
+        self._restores = dict.fromkeys((placed.restored for placed in self._placed), 0)
 
     def addresses(self) -> list[Address]:
         """Of all partitions, as known here."""
         return [address_of(index, placed) for index, placed in enumerate(self._placed)]
+
+    def restoring(self, load_id: str) -> None:
+        """This worker restores a checkpoint itself, by that id."""
+        self._restores[load_id] = 0
 
     def locate(self, lanes: Sequence[Lane]) -> None:
         """Ask the master, and tell the lanes. Raises what the master client does."""
@@ -59,11 +72,14 @@ class Whereabouts:
                 asked.append((lane, placed, self._ask(lane, placed, placed.history != before.history)))
             except RpcError as error:
                 logger.debug("%s cannot be asked now: %s", lane, str(error))
+        restored: list[tuple[Lane, Placed]] = []
         for lane, placed, answer in asked:
             try:
-                self._learn(lane, placed, answer.result())
+                if self._learn(lane, placed, answer.result()):
+                    restored.append((lane, placed))
             except RpcError as error:  # the new primary does not know yet that it is one: the next time it does
                 logger.debug("%s is not served yet: %s", lane, str(error))
+        self._tell_of_restores(restored)
 
     def _ask(self, lane: Lane, placed: Placed, is_lost: bool) -> Future:
         """What a partition's new primary has of us, or began with."""
@@ -72,16 +88,42 @@ class Whereabouts:
             return self._client.submit_to(server_id, "applied_of", *arguments, self._identity, timeout_s=LOSS_TIMEOUT_S)
         return self._client.submit_to(server_id, "began", *arguments, timeout_s=LOSS_TIMEOUT_S)
 
-    def _learn(self, lane: Lane, placed: Placed, answer: Any) -> None:
-        if placed.history != self._placed[lane.partition].history:
+    def _learn(self, lane: Lane, placed: Placed, answer: Any) -> bool:
+        """Whether a checkpoint was restored that it did not have."""
+        before = self._placed[lane.partition]
+        is_restored = False
+        if placed.history != before.history:
             self._session.begin_again(lane.partition)  # first: who is told reads no row of before any more
             self._session.news.append(self._loss(lane, placed, answer))
+        elif placed.restored and placed.restored != before.restored:
+            self._session.begin_again(lane.partition)
+            is_restored = True
         else:
             gone_back = self._session.began(lane.partition, answer)
             if gone_back is not None:
                 self._session.news.append(gone_back)
         lane.address = address_of(lane.partition, placed)
         self._placed[lane.partition] = placed
+        return is_restored
+
+    def _tell_of_restores(self, restored: Sequence[tuple[Lane, Placed]]) -> None:
+        news = {placed.restored: placed.step for _, placed in restored if placed.restored not in self._restores}
+        for restore in news:
+            self._restores[restore] = next_order()
+        for lane, placed in restored:
+            if lane.refuse(self._restores[placed.restored], self._restore(placed.step)):
+                news.pop(placed.restored, None)
+        if self.has_tables():
+            self._session.news.extend(map(self._restore, news.values()))
+
+    def _restore(self, step: int) -> EpochChanged:
+        return EpochChanged(
+            f"the tables of {self._name!r} were restored from the checkpoint of step {step}, by another worker: what this verb "
+            "asked for was not done everywhere, and acknowledged pushes since then are gone; train on from there",
+            -1,
+            step,
+            -1,
+        )
 
     def _loss(self, lane: Lane, placed: Placed, kept: int) -> EpochChanged:
         """kept: the number of this worker's newest push that is in."""

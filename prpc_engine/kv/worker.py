@@ -105,10 +105,12 @@ class TableWorker:
         self._client = service.create_client(name, expected_servers=servers, timeout_s=timeout_s, retry=AT_ONCE)
         self._is_monotonic = monotonic
         self._locate: Callable[[Sequence[Lane]], None] = lambda lanes: None
+        self._restoring: Callable[[str], object] = lambda load_id: None
         if elastic:
             node = PlacementNode(service.master_client, name, SERVERS_PATH)
             where = Whereabouts(node, self._client, name, identity, self._session, timeout_s)
-            addresses, self._locate = where.addresses(), where.locate
+            addresses, self._locate, self._restoring = where.addresses(), where.locate, where.restoring
+            where.has_tables = lambda: self._tables
         else:
             addresses = fixed(self._client, name, expected_servers)
         self._known = Schemas(service.master_client, name) if elastic else beginnings_of(service, name)
@@ -243,7 +245,8 @@ class TableWorker:
         check_timeout(timeout_s)
         locate = partial(self._locate, self._lanes)
         lost_s = math.inf if isinstance(self._known, Schemas) else self.call_timeout_s
-        return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, self._catalog.asked_of, lost_s)
+        asked_of, restoring = self._catalog.asked_of, self._restoring
+        return Rounds(self._submit, range(len(self._lanes)), timeout_s, locate, asked_of, lost_s, restoring)
 
     # Verbs
 

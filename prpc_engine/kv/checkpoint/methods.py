@@ -250,10 +250,11 @@ class CheckpointMethods:
         if peer is not None:
             peer.reactor.call_later(LOADED_S_MAX, lambda: self.checkpoint_forget(load_id))
 
-    def checkpoint_swap(self, load_id: str, epochs: Mapping[str, Sequence[int]] | None = None) -> None:
+    def checkpoint_swap(self, load_id: str, epochs: Mapping[str, Sequence[int]] | None = None, step: int = -1) -> None:
         """Put the loaded tables in the place of the present ones; other tables stay.
 
-        epochs: [epoch, step of the checkpoint] of each table that begins an epoch with that.
+        epochs: [epoch, step of the checkpoint] of each table that begins an epoch with that. step: of the checkpoint; for elastic
+        servers.
         """
         if self._loaded is None or self._loaded[0] != load_id:
             raise CheckpointError("nothing is loaded, or another restore came between: restore again")
@@ -285,8 +286,9 @@ class CheckpointMethods:
     def _absent(self, kind: str, asked: str) -> Exception:
         """Why there is no table that requests call so."""
 
-    def checkpoint_settled(self, load_id: str) -> bool:
-        """Whether what checkpoint_swap() put in place is everywhere where it is to be; elastic servers ask their replicas."""
+    def checkpoint_settled(self, load_id: str) -> bool | None:
+        """Whether what checkpoint_swap() put in place is everywhere where it is to be; elastic servers ask the master and their
+        replicas. None: it was lost again."""
         return True
 
     def checkpoint_forget(self, load_id: str) -> None:

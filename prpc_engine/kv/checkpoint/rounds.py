@@ -76,7 +76,8 @@ class Rounds:
     """Rounds of calls to all servers, within `timeout_s` seconds in all. locate: finds out where partitions are now.
 
     asked_of: what requests call the tables that a server must have for its part of a checkpoint to be whole. lost_s: for how
-    many seconds servers that were lost are waited for, where that is less than what is left.
+    many seconds servers that were lost are waited for, where that is less than what is left. restoring: is told the id of each
+    restore before servers are.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class Rounds:
         locate: Callable[[], object],
         asked_of: Callable[[int], list[str]] = lambda server_id: [],
         lost_s: float = 0.0,
+        restoring: Callable[[str], object] = lambda load_id: None,
     ) -> None:
         self._submit, self._locate, self._asked_of = submit, locate, asked_of
-        self._server_ids, self._lost_s = server_ids, lost_s
+        self._server_ids, self._lost_s, self._restoring = server_ids, lost_s, restoring
         self._timeout_s, self._until = timeout_s, time.monotonic() + timeout_s
         self._in_doubt: tuple[str, int] | None = None  # of the commit that was not answered: the save's id, the manifest's CRC-32
 
@@ -179,7 +181,8 @@ class Rounds:
             plain = [{table: spec.to_dict() for table, spec in specs[server_id].items()} for server_id in self._server_ids]
             arguments = [(load_id, folder, name, each, part, len(plain)) for part, each in enumerate(plain)]
             self._ask_each("checkpoint_load", arguments)
-            self._ask_all("checkpoint_swap", load_id, dict(next_epochs(int(step))))
+            self._restoring(load_id)
+            self._ask_all("checkpoint_swap", load_id, dict(next_epochs(int(step))), int(step))
         except (RpcError, TimeoutError):
             self._undo_all("checkpoint_forget", load_id)
             raise
@@ -187,8 +190,19 @@ class Rounds:
         return int(step)
 
     def _settle(self, load_id: str) -> None:
-        """Wait until replicas have what was restored: a server that is lost now takes nothing along."""
-        while not all(self._ask_all("checkpoint_settled", load_id)):
+        """Wait until the master knows of it, so that other workers are told, and replicas have what was restored: a server that
+        is lost now takes nothing along. Busy: one was lost before."""
+        while True:
+            try:
+                settled = self._ask_all("checkpoint_settled", load_id)
+            except RemoteError as error:
+                if not is_moved(error):
+                    raise
+                settled = [False]  # it serves under another epoch by now
+            if None in settled:
+                raise Busy("a server was lost as soon as its partitions had been restored")
+            if all(settled):
+                return
             if time.monotonic() + MOVED_PAUSE_S >= self._until:
                 logger.warning(
                     "the checkpoint is restored, but replicas have not got all of it by the deadline: a server that is lost "
@@ -196,6 +210,7 @@ class Rounds:
                 )
                 return
             time.sleep(MOVED_PAUSE_S)
+            self._find_partitions()
 
     def _until_done(self, failed: str, then: str, attempt: Callable[[], Value]) -> Value:
         """attempt(), again and again as the table at the head says. For errors: `failed` tells what was not done, `then` what

@@ -1,4 +1,4 @@
-"""What restore() has brought back survives the loss of a server, and two workers that restore get one checkpoint."""
+"""What restore() brought back survives the loss of a server, two workers that restore get one checkpoint, and all are told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import TableServer, TableWorker
+from prpc_engine.kv import EpochChanged, TableServer, TableWorker
 from tests.prpc_engine.kv.elastic_processes import PUSH_TIMEOUT_S, elastic_world, serve_elastic
 from tests.prpc_engine.processes import PATIENCE_S
 from tests.prpc_engine.workloads.farm import Farm, kill
@@ -97,3 +97,37 @@ def test_workers_that_restore_elastic_tables_at_once_get_one_checkpoint(farm: Fa
             late = TableWorker(watcher.service, elastic=True, call_timeout_s=PUSH_TIMEOUT_S)
             late.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
             assert set(late.pull("rows", KEYS)[:, 0].tolist()) == {3.0}
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.parametrize("verb", ["push", "push_pull", "pull"])
+def test_the_first_verb_of_another_worker_is_not_done_and_says_that_tables_were_restored(
+    farm: Farm, tmp_path: Path, verb: str, replicas: int
+) -> None:
+    settings = {"partitions": 4, "servers": 2, "replicas": replicas}
+    with elastic_world() as (master, watcher), RpcService(master.address) as other:
+        for _ in range(2):
+            farm.start_ready(serve_elastic, master.address, settings)
+        watcher.wait_whole(2)
+        workers = [TableWorker(one, elastic=True, call_timeout_s=PUSH_TIMEOUT_S) for one in (watcher.service, other)]
+        for worker in workers:
+            worker.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
+        restoring, worker = workers
+        add(restoring, 3.0)
+        restoring.save(str(tmp_path), 1, timeout_s=PUSH_TIMEOUT_S)
+        add(worker, 2.0)
+        for _ in range(ROUNDS):
+            before = worker.pull("rows", KEYS)
+            assert set(before[:, 0].tolist()) == {5.0}
+            assert restoring.restore(str(tmp_path), timeout_s=PUSH_TIMEOUT_S) == 1
+            for _ in range(4):  # versions are beyond what the other worker has seen
+                add(restoring, 0.5)
+            arguments = (KEYS, before) if "push" in verb else (KEYS,)
+            with pytest.raises(EpochChanged, match="restored from the checkpoint of step 1, by another worker") as told:
+                getattr(worker, verb)("rows", *arguments)
+            assert told.value.step == 1
+            assert set(worker.pull("rows", KEYS)[:, 0].tolist()) == {5.0}
+            add(worker, 0.0)
+            late = TableWorker(other, elastic=True, call_timeout_s=PUSH_TIMEOUT_S)
+            late.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
+            add(late, 0.0)

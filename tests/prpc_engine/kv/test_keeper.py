@@ -20,7 +20,7 @@ from prpc_engine.kv.copying import Outgoing
 from prpc_engine.kv.host import TableHost
 from prpc_engine.kv.hosted import Hosted, Moved
 from prpc_engine.kv.keeper import Keeper
-from prpc_engine.kv.placement import Placed, Placement
+from prpc_engine.kv.placement import Placed, Placement, plan
 from prpc_engine.kv.server import TableShard
 from prpc_engine.kv.stream import Stream
 from prpc_engine.kv.table_spec import SparseSpec
@@ -322,13 +322,31 @@ def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed
     host, hosted = primary_of(placed)
     node = Node(Placement((placed,), replicas=1), [ME, OTHER])
     keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
-    hosted.replace_all("load")
+    hosted.replace_all("load", 7)
+    assert hosted.is_settled("load") is False
     keeper._look()
-    assert node.placement.partitions[0] == Placed(ME, joining=(OTHER,))
+    assert node.placement.partitions[0] == Placed(ME, epoch=2, joining=(OTHER,), restored="load", step=7)
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     for _ in range(2):  # what is copied after that counts
         keeper._look()
-    assert node.placement.partitions[0] == Placed(ME, replicas=(OTHER,))
+    assert node.placement.partitions[0] == Placed(ME, epoch=2, replicas=(OTHER,), restored="load", step=7)
+    assert hosted.is_settled("load") is True
+    assert hosted.is_settled("another") is None
+
+
+def test_a_restore_that_comes_while_the_master_is_told_of_the_one_before_is_told_as_well() -> None:
+    host, hosted = primary_of(Placed(ME))
+    hosted.replace_all("first", 1)
+    hosted.replace_all("second", 2)
+    host.learn(Placement((Placed(ME, epoch=2, restored="first", step=1),)), 2, 1.0)
+    assert hosted.restored == ("second", 2)
+    host.learn(Placement((Placed(ME, epoch=3, restored="second", step=2),)), 3, 1.0)
+    assert hosted.restored == ("", -1)
+
+
+def test_a_restore_that_was_lost_with_its_server_is_not_taken_for_done() -> None:
+    lost = plan(Placement((Placed(OTHER, restored="load", step=7),)), [ME]).partitions[0]
+    assert (lost.restored, lost.history) == ("", 1)
 
 
 def test_a_partition_whose_heir_was_taken_back_at_the_last_moment_was_not_handed_over() -> None:

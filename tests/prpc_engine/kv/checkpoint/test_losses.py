@@ -84,7 +84,7 @@ def test_a_save_that_no_server_is_left_for_says_what_was_not_saved(farm: Farm, t
         worker.save(tmp_path, 5, timeout_s=PATIENCE_S)
         for server in servers:
             kill(server)
-        with pytest.raises(TooLate, match=f"step 6 was not saved in {tmp_path}: .*; the checkpoints before it are as they were"):
+        with pytest.raises(TooLate, match=f"step 6 was not saved in {tmp_path}: .*; the checkpoints before it are as they"):
             worker.save(tmp_path, 6, timeout_s=SHORT_S)
         assert issubclass(TooLate, CheckpointError)
         assert (latest(tmp_path).step, latest(tmp_path).fault) == (5, "")
