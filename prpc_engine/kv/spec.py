@@ -50,7 +50,12 @@ def configured(what: str, made: type[Thing], settings: object) -> Thing:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and key not in settings:
             raise ConfigError(f"{what} needs the setting {key!r}; its settings are: {', '.join(fields)}")
-    return made(**settings)
+    try:
+        return made(**settings)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:  # of a value of a kind that nobody thought of
+        raise ConfigError(f"{what}: its settings {settings!r} are not allowed: {error}") from error
 
 
 def checked_number(what: str, value: object, *, at_least: float = -math.inf, above: float = -math.inf) -> float:

@@ -31,10 +31,9 @@ from prpc_engine.kv.checkpoint.manifest import (
     StoredFile,
     TableFile,
 )
-from prpc_engine.kv.checkpoint.read import Link, check_bytes, read_chain, read_manifest
+from prpc_engine.kv.checkpoint.read import Link, check_bytes, open_stored, read_chain, read_manifest
 from prpc_engine.kv.table import DenseTable, SparseTable
 from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
-from prpc_engine.regular_file import open_regular
 
 PIECE_BYTES = 2 << 20  # read into memory that stays in the second-level cache, from there to the rows
 LOOKS_MAX = 16  # at a folder where others save, and remove what is old, while its checkpoints are read
@@ -277,7 +276,7 @@ def _opened(path: Path, stored: StoredFile) -> Iterator[ReadRows]:
             left, at = left[count:], at + count
 
     try:
-        fd = open_regular(path / stored.file)
+        fd = open_stored(path / stored.file)
         try:
             yield read_rows
         finally:

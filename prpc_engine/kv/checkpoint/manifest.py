@@ -11,6 +11,8 @@
             part-<p>-extras.safetensors      whatever else server p has that belongs to the same moment, under its own names
             manifest.json                    written last
 
+    Neither the folder of a checkpoint nor what is in it may be a link: what is, is refused.
+
     manifest.json   one line of JSON (struct Manifest), "\n", CRC-32 of that line as 8 hexadecimal digits, "\n"
 
 The sequence counts saves, so the newest is what was saved last, also when training went back to an earlier step. CRC-32 finds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from pathlib import Path
@@ -30,9 +31,23 @@ class Link(NamedTuple):
     crc32: int
 
 
+def open_stored(path: Path) -> int:
+    """A descriptor for reading a file of a checkpoint; the caller closes it. Raises OSError, also for links."""
+    _check_no_link(path)
+    return open_regular(path)
+
+
+def _check_no_link(path: Path) -> None:
+    """Neither a file of a checkpoint nor the checkpoint itself: a link would lead out of what a checkpoint_root allows."""
+    for each in (path.parent, path):
+        if each.is_symlink():
+            raise OSError(errno.ELOOP, f"{each.name} is a link, and those are not followed")
+
+
 def read_manifest(path: Path) -> Link:
     """The checkpoint at `path`, by itself."""
     try:
+        _check_no_link(path / MANIFEST)
         data = read_regular_file(path / MANIFEST, MANIFEST_BYTES_MAX)
     except OSError as error:
         raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror}") from error
@@ -57,7 +72,7 @@ def check_sizes(path: Path, manifest: Manifest, remedy: str) -> None:
     for each in manifest.stored():
         file = path / each.file
         try:
-            size = file.stat().st_size
+            size = file.lstat().st_size
         except OSError:
             size = -1
         if size != each.nbytes:
@@ -70,7 +85,7 @@ def check_bytes(path: Path, stored: StoredFile) -> None:
     regions = [("header", stored.header_bytes, stored.header_crc32)]
     regions += [(f"column {column.name!r}", column.nbytes, column.crc32) for column in stored.stored()]
     try:
-        with open(open_regular(path / stored.file), "rb", buffering=0) as file:
+        with open(open_stored(path / stored.file), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != stored.nbytes:
                 raise CheckpointError(f"{stored.file} has {size} bytes, {stored.nbytes} were written")
