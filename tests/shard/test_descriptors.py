@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shard import ShardError, ShardGroup, descriptors
+from tests.program import UNTIL_S
 from tests.shard.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,18 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (60, {hard}))
     with shard.ShardGroup(6, pin=False) as group:
         print(len(set(group.map(os.getpid))), "shards")
+"""
+
+
+MANY_SCRIPT = """
+import os, resource, shard
+from tests.shard.group_functions import around
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    with shard.ShardGroup({size}, pin=False, idle="park") as group:
+        print(group.submit_to(0, around, {size} - 1).result() == list(range({size})), "all called their neighbour")
+        print(max(len(files) for files in group.map(os.listdir, "/proc/self/fd")), "files at most in a shard")
+    print("closed")
 """
 
 
@@ -48,6 +61,40 @@ def test_where_the_hard_limit_is_too_low_the_error_says_what_is_needed_and_what_
     last = ended.stderr.splitlines()[-1]
     assert "ShardError: a group of 6 shards needs up to" in last
     assert "60 are allowed: raise the limit (`ulimit -n " in last
+
+
+@pytest.mark.slow
+def test_24_shards_start_call_each_other_and_close_where_1024_files_may_be_open() -> None:
+    size = 24
+    ended = subprocess.run(
+        [sys.executable, "-c", MANY_SCRIPT.format(size=size)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=UNTIL_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    called, files, closed = ended.stdout.splitlines()
+    assert (called, closed) == ("True all called their neighbour", "closed")
+    assert int(files.split()[0]) < 6 * size + descriptors.OTHERS
+
+
+@pytest.mark.parametrize("size", [36, 64])
+def test_more_than_fit_into_1024_files_are_refused_with_the_remedy_before_any_is_started(size: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", MANY_SCRIPT.format(size=size)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    needed = descriptors.needed(size)
+    last = ended.stderr.splitlines()[-1]
+    assert f"ShardError: a group of {size} shards needs up to" in last
+    assert "1024 are allowed: raise the limit (`ulimit -n " in last
+    assert needed <= int(last.partition("needs up to ")[2].split()[0]) < needed + 64
 
 
 def test_a_start_opens_no_more_than_was_reckoned_and_keeps_little_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
