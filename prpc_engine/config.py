@@ -66,7 +66,7 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
             return given
         if not isinstance(given, bytes | str):
             raise ConfigError(f"secret= is {type(given).__name__}: bytes or a str are allowed")
-        return _long_enough(given.encode() if isinstance(given, str) else given, "secret=")
+        return _long_enough(_encoded(given, "secret=") if isinstance(given, str) else given, "secret=")
     path, where = (file, f"secret file {file!r}") if file is not None else (os.environ.get("PRPC_SECRET_FILE"), "")
     if path:
         where = where or f"PRPC_SECRET_FILE={path!r}"
@@ -80,7 +80,15 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
     text = os.environ.get("PRPC_SECRET")
     if text == NO_SECRET_TEXT:
         return NO_SECRET
-    return _long_enough(text.encode(), "PRPC_SECRET") if text else user_secret()
+    return _long_enough(_encoded(text, "PRPC_SECRET"), "PRPC_SECRET") if text else user_secret()
+
+
+def _encoded(text: str, where: str) -> bytes:
+    """The bytes that a variable or an argument of the command line has, whatever they are."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:  # whose own text would show the secret
+        raise ConfigError(f"{where}: a str that is no text of Unicode, at character {error.start}; pass bytes") from None
 
 
 def _long_enough(secret: bytes, where: str) -> bytes:

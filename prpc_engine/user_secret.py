@@ -11,6 +11,7 @@ wrote. A folder or file of another user, or one that others may open, is refused
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import secrets
@@ -28,6 +29,11 @@ _REMEDY = "set PRPC_SECRET_FILE to a file that only this job can read"
 
 class UserSecret(bytes):
     """It proves who the user is, on this host alone: listening to other hosts takes a secret of the job."""
+
+    def __repr__(self) -> str:
+        return "UserSecret(...)"  # no text shows it
+
+    __str__ = __repr__
 
 
 class NoSecret(bytes):
@@ -73,7 +79,9 @@ def _make(folder: Path, path: Path) -> None:
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(descriptor, 0o600)  # whatever the umask takes away
-        os.write(descriptor, secrets.token_hex(SECRET_BYTES).encode() + b"\n")
+        content = secrets.token_hex(SECRET_BYTES).encode() + b"\n"
+        if os.write(descriptor, content) < len(content):  # a disk that is full takes a part, which would be refused for good
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
         with contextlib.suppress(FileExistsError):  # another process was first
             os.link(unfinished, path)

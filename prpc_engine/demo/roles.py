@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine.client import RpcClient
@@ -32,7 +32,7 @@ class Job:
     shards: int  # of each server; 0: it serves by itself
     workers: int
     polling: bool
-    secret: str
+    secret: str = field(repr=False)
     settings: Settings
     replicas: int = 0  # copies of the tables; 0: they live and die with their server
 

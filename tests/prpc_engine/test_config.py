@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,21 @@ def test_a_secret_that_could_be_guessed_is_refused_wherever_it_comes_from(
         secret_from(None, str(tmp_path / "short"))
     monkeypatch.setenv("PRPC_SECRET", short + "x")
     assert secret_from(None) == (short + "x").encode()
+
+
+def test_a_secret_may_be_any_bytes_a_variable_can_have_and_no_text_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRPC_SECRET", os.fsdecode(b"\xff" * 16))
+    assert secret_from(None) == b"\xff" * 16
+    secret = "".join(map(chr, range(97, 113)))
+    with pytest.raises(ConfigError, match="secret=: a str that is no text of Unicode, at character 16; pass bytes") as caught:
+        secret_from(f"{secret}\ud800")
+    assert secret not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(("path", "said"), [("/dev/zero", "it is a device"), ("a\0b", "null")])
+def test_a_secret_file_that_is_none_is_named(path: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"secret file .*{said}"):
+        secret_from(None, path)
 
 
 def test_a_secret_file_without_a_secret_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,10 @@ def test_settings_that_would_not_protect_are_refused(files: Files, tmp_path: Pat
         tls_from(TlsSettings(files.cert, files.key), b"")
     with pytest.raises(ConfigError, match=r"tls=: ca='.*nothing' cannot be read: No such file"):
         tls_from(TlsSettings(files.cert, files.key, str(tmp_path / "nothing")), b"s")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path, said in ((str(tmp_path / "pipe"), "it is a pipe"), ("/dev/zero", "it is a device"), ("a\0b", "null")):
+        with pytest.raises(ConfigError, match=f"tls=: key=.* cannot be read: .*{said}"):
+            tls_from(TlsSettings(files.cert, path, files.ca), b"s")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -87,6 +88,18 @@ def test_links_and_other_users_files_are_refused(home: Path, tmp_path: Path, mon
     monkeypatch.setenv("PRPC_HOME", str(home))
     with pytest.raises(errors.ConfigError, match="is a link"):
         user_secret()
+
+
+def test_a_disk_that_takes_half_of_it_leaves_none(home: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(errors.ConfigError, match="cannot be made or read: No space left"):
+            user_secret()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(home) == []
+    assert len(user_secret()) == 64
 
 
 def test_a_secret_that_was_cut_short_is_named(home: Path) -> None:
