@@ -86,11 +86,11 @@ def test_an_argument_of_another_type_is_wrong_usage(run: Callable[..., Ran], arg
         (["top", "nowhere"], "host:port expected"),
         (["top", "h:1", "--interval", "nan"], "--interval nan: 0.1 to"),
         (["top", "h:1", "--secret-file", "/nowhere"], "'/nowhere' cannot be read: No such file"),
-        (["top", "h:1", "--secret-file", "/"], "'/' cannot be read: Is a directory"),
-        (["top", "h:1", "--secret-file", "/dev/zero"], "'/dev/zero' has more than 4096 bytes"),
+        (["top", "h:1", "--secret-file", "/"], "'/' cannot be read: it is a folder"),
+        (["top", "h:1", "--secret-file", "/dev/zero"], "'/dev/zero' cannot be read: it is a device"),
         (["doctor", "--secret-file", "x"], "--secret-file is for --peer alone"),
         (["doctor", "--peer", "x"], "host:port expected"),
-        (["doctor", "--peer", "h:1", "--secret-file", "/dev/null"], "'/dev/null' is empty"),
+        (["doctor", "--peer", "h:1", "--secret-file", "/dev/null"], "'/dev/null' cannot be read: it is a device"),
         (["master", "--bind", "h:-1"], "port '-1' is no number"),
         (["master", "--bind", "0.0.0.0:0"], "without a secret of the job"),
         (["demo", "--json", "/nowhere/x"], "/nowhere/x: it cannot be written: No such file"),
@@ -127,9 +127,9 @@ def test_nobody_at_an_address_is_said_in_a_line(run: Callable[..., Ran], command
 @pytest.mark.parametrize(
     ("variable", "said"),
     [
-        ("PRPC_SECRET_FILE", "has more than 4096 bytes"),
-        ("PRPC_CONFIG", "has more than 1048576 bytes"),
-        ("PRPC_TLS_KEY", "it is no file"),
+        ("PRPC_SECRET_FILE", "it is a device"),
+        ("PRPC_CONFIG", "it is a device"),
+        ("PRPC_TLS_KEY", "it is a device"),
     ],
 )
 def test_a_file_without_an_end_is_one_line(run: Callable[..., Ran], variable: str, said: str) -> None:
