@@ -59,7 +59,7 @@ def test_a_busy_shard_finds_the_way_to_a_restarted_one_behind_other_descriptors(
         with Path(fifo).open("w") as reading:  # opens when the shard reads it
             found = group.slab.block_of(group.slab.empty(1000, np.uint8))
             assert found is not None
-            group._lanes[0].connection._tell_segment(found[0].segment)  # as a thread whose message is not in the ring yet
+            group._lanes[0].connection._told.tell(found[0].segment)  # as a thread whose message is not in the ring yet
             kill(group, 1)
             group.wait_up(PATIENCE_S)
             asked = group.submit_to(0, functions.ask, 1, 4)
