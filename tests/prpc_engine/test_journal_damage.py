@@ -44,8 +44,10 @@ def state_or_refusal(folder: Path) -> State | str:
 
 
 def append(journal: Journal, tree: Tree) -> None:
-    tree.apply(COUNTED)
-    journal.append(tree.version, [COUNTED])
+    """Each makes another state."""
+    change = Change(Kind.COUNT, "k", number=tree.counters.get("k", 0) + 1)
+    tree.apply(change)
+    journal.append(tree.version, [change])
 
 
 def records(data: bytes) -> list[bytes]:
