@@ -52,7 +52,7 @@ def test_a_master_that_comes_too_late_is_told_with_what_kept_it_away() -> None:
         started = time.monotonic()
         with pytest.raises(errors.MasterUnreachable, match=rf"no master answers at {address} \(0\.[3-9] s\): .*refused"):
             RpcService(address, timeout_s=0.5)
-        assert time.monotonic() - started >= 0.3
+        assert time.monotonic() - started >= 0.25  # which the text rounds
 
 
 def test_what_waiting_cannot_mend_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
