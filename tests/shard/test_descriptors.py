@@ -19,9 +19,9 @@ SCRIPT = """
 import logging, os, resource, shard, sys
 if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stdout)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (60, {hard}))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, {hard}))
     with shard.ShardGroup(6, pin=False) as group:
-        print(len(set(group.map(os.getpid))), "shards")
+        print(len(set(group.map(os.getpid))), "shards,", resource.getrlimit(resource.RLIMIT_NOFILE)[0], "files")
 """
 
 
@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 def run(hard: int) -> subprocess.CompletedProcess[str]:
-    """A group of six shards in a process that may have 60 files open, or `hard`."""
+    """A group of six shards in a process that may have 40 files open, and then `hard`."""
     return subprocess.run(
         [sys.executable, "-c", SCRIPT.format(hard=hard)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -51,8 +51,8 @@ def run(hard: int) -> subprocess.CompletedProcess[str]:
 
 def test_the_soft_limit_is_raised_where_a_group_needs_more() -> None:
     ended = run(hard=1024)
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "6 shards"), ended.stderr
-    assert "raised the soft limit of open files from 60 to 1024: 6 shards need up to" in ended.stdout
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "6 shards, 1024 files"), ended.stderr
+    assert "raised the soft limit of open files from 40 to 1024: 6 shards need up to" in ended.stdout
 
 
 def test_where_the_hard_limit_is_too_low_the_error_says_what_is_needed_and_what_to_do() -> None:
