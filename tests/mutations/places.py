@@ -200,8 +200,8 @@ MUTATIONS = (
     Mutation(
         "a peer may lend under a number that is held",
         "shard/leases.py",
-        "if lease in self.held_since:",
-        "if False:",
+        '        """\n        if lease in self.held_since:',
+        '        """\n        if False:',
         LEASES,
     ),
     Mutation(
