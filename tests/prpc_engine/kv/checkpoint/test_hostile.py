@@ -178,6 +178,5 @@ def test_a_checkpoint_that_is_a_link_out_of_the_root_is_none(tmp_path: Path) -> 
         job = local_job(1, root=str(root) if folder == root else None)
         create_tables(job)
         job.save(folder / "job", step)
-    inside = latest(root / "job").path
-    (root / "job" / inside.name.replace("00000001", "00000009", 1)).symlink_to(latest(outside / "job").path)
+    (root / "job" / f"checkpoint-{9:08d}-{2:012d}").symlink_to(latest(outside / "job").path)
     assert local_job(1, root=str(root)).restore(root / "job") == 1
