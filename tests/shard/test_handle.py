@@ -6,18 +6,22 @@ import math
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import multiprocess
 import posix_ipc
 import pytest
 
-from shard import BackpressureError, ForkedError, LocalProtocolError, RemoteProtocolError, Ring, ring
+from shard import BackpressureError, ForkedError, LocalProtocolError, RemoteProtocolError, Ring, collect_garbage, ring
 from shard.segment import Segment
 
+ROOT = Path(__file__).parents[2]
 CAPACITY = 256
 FULL = [b"x" * 56] * 4  # fills it to the last byte
 PATIENCE_S = 30.0  # a wait that should end before; one that lasts so long has failed
@@ -216,6 +220,42 @@ def test_a_name_that_leads_to_another_ring_is_refused_by_its_size(handle: Ring) 
     other.close_fd()
     with pytest.raises(RemoteProtocolError, match=f"not a ring with {handle.name}'s writer"):
         handle.consumer()
+
+
+MAKER = """
+import signal, shard
+ring = shard.Ring.create(4096)
+producer = ring.producer()
+print(ring.name, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.alone  # another test's collector would take the name first
+def test_the_name_of_a_ring_whose_maker_got_sigterm_stays_until_it_is_collected() -> None:
+    maker = subprocess.Popen([sys.executable, "-c", MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert maker.stdout is not None
+        with maker.stdout as told:
+            name = told.readline().strip()
+        assert name not in collect_garbage(), "its maker lives"
+        assert os.path.exists(f"/dev/shm{name}")
+        maker.terminate()
+        assert maker.wait(PATIENCE_S) == -signal.SIGTERM
+    finally:
+        maker.kill()
+        maker.wait(PATIENCE_S)
+    assert os.path.exists(f"/dev/shm{name}"), "the kernel asks nobody; README says that the name stays"
+    assert name in collect_garbage()
+    assert not os.path.exists(f"/dev/shm{name}")
+
+
+def test_the_name_of_a_ring_whose_maker_comes_to_its_exit_goes_with_it() -> None:
+    leaving = MAKER.replace("signal.pause()", "")
+    made = subprocess.run(
+        [sys.executable, "-c", leaving], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert not os.path.exists(f"/dev/shm{made.stdout.strip()}")
 
 
 def test_two_rings_have_two_incarnations(handle: Ring) -> None:
