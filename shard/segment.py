@@ -288,12 +288,13 @@ def _checked_size(fd: int, seals_wanted: int) -> int:
 
 
 def _refused_text(size_bytes: int, name: str | None, error: OSError) -> str:
-    """Why the kernel took no pages although there seemed to be room."""
+    """Why the kernel took no pages although there seemed to be room. One with a name is no part of a slab."""
+    or_less = "set PRPC_SLAB_BYTES_MAX lower" if name is None else "ask for a smaller one"
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return (
             f"a segment of {size_bytes / MIB:.1f} MiB passes this process's limit on file sizes, {limit / MIB:.1f} MiB "
-            "(RLIMIT_FSIZE), which shared memory falls under: raise `ulimit -f`, or set PRPC_SLAB_BYTES_MAX lower"
+            f"(RLIMIT_FSIZE), which shared memory falls under: raise `ulimit -f`, or {or_less}"
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"no file descriptor is left to map a segment with ({error.strerror}): raise `ulimit -n`"
@@ -301,7 +302,7 @@ def _refused_text(size_bytes: int, name: str | None, error: OSError) -> str:
     if error.errno == errno.ENOMEM and limit != resource.RLIM_INFINITY:
         return (
             f"a segment of {size_bytes / MIB:.1f} MiB cannot be mapped: this process may have {limit / MIB:.1f} MiB of address "
-            "space in all (RLIMIT_AS); raise `ulimit -v`, or set PRPC_SLAB_BYTES_MAX lower"
+            f"space in all (RLIMIT_AS); raise `ulimit -v`, or {or_less}"
         )
     if name is None:
         return f"{_no_memory_text(size_bytes, memory_room.read_memory_room())} ({error.strerror})"

@@ -258,6 +258,23 @@ def test_the_name_of_a_ring_whose_maker_comes_to_its_exit_goes_with_it() -> None
     assert not os.path.exists(f"/dev/shm{made.stdout.strip()}")
 
 
+def test_a_ring_that_passes_the_limit_on_file_sizes_says_so_and_leaves_no_name() -> None:
+    program = (
+        "import os, resource, shard\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))\n"
+        "before = set(os.listdir('/dev/shm'))\n"
+        "try:\n    shard.Ring.create(1 << 21)\nexcept shard.ShmFull as error:\n    print(error)\n"
+        "print([name for name in set(os.listdir('/dev/shm')) - before if f'.{os.getpid()}.' in name])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert ran.stdout.splitlines() == [
+        "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), which shared memory falls "
+        "under: raise `ulimit -f`, or ask for a smaller one",
+        "[]",
+    ]
+
+
 def test_two_rings_have_two_incarnations(handle: Ring) -> None:
     with Ring.create(CAPACITY) as other:
         assert (other.name, other.incarnation) != (handle.name, handle.incarnation)
