@@ -76,8 +76,9 @@ def _children() -> dict[int, str]:
 
 
 def _shm_names(children: dict[int, str]) -> frozenset[str]:
-    """Entries of this user, less those of other jobs."""
-    names = set()
+    """Those of this run: segments of its job or its processes, and entries of another kind that one of its processes maps, has
+    open, or put its number into the name of. What other programs of this user make meanwhile is no leak of a test."""
+    names, ours = set(), (os.getpid(), *children)
     for entry in os.scandir(SHM_FOLDER):
         try:
             if entry.stat(follow_symlinks=False).st_uid != os.getuid():
@@ -85,10 +86,22 @@ def _shm_names(children: dict[int, str]) -> frozenset[str]:
         except FileNotFoundError:
             continue
         segment = SEGMENT_NAME.match(entry.name)
-        if segment and segment["job"] != JOB and int(segment["pid"]) not in (os.getpid(), *children):
-            continue
-        names.add(entry.name)
+        if segment:
+            if segment["job"] == JOB or int(segment["pid"]) in ours:
+                names.add(entry.name)
+        elif any(str(pid) in re.findall(r"\d+", entry.name) or _holds(pid, entry.path) for pid in ours):
+            names.add(entry.name)
     return frozenset(names)
+
+
+def _holds(pid: int, path: str) -> bool:
+    """Whether that process maps a file or has it open."""
+    try:
+        if f" {path}\n" in Path(f"/proc/{pid}/maps").read_text():
+            return True
+        return path in {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:  # it ended, or a descriptor of it was closed meanwhile
+        return False
 
 
 def _fd_targets() -> Counter[str]:

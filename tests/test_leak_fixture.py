@@ -16,13 +16,14 @@ ROOT = Path(__file__).parent.parent
 
 # Run by a pytest of its own, since each of these must fail.
 LEAKY = """
-import atexit, multiprocessing, os, socket, subprocess, sys, threading, time
+import atexit, multiprocessing, os, secrets, socket, subprocess, sys, threading, time
 from pathlib import Path
 
 import tests.leaks
 
 kept = []
 made = []
+FOREIGN = "not-ours-" + secrets.token_hex(8).translate(str.maketrans("0123456789", "ghijklmnop"))  # no number in it
 
 
 @atexit.register
@@ -64,6 +65,16 @@ def test_segment_of_ours():
 
 def test_shared_memory_of_another_kind():
     make_in_shm(f"not-ours-{os.getpid()}")
+
+
+def test_shared_memory_that_is_open():
+    path = Path("/dev/shm") / f"{FOREIGN}-open"
+    kept.append(path.open("wb"))
+    made.append(path)
+
+
+def test_shared_memory_that_another_program_makes_meanwhile_is_not_ours():
+    make_in_shm(f"{FOREIGN}-other")
 
 
 def test_socket():
@@ -119,6 +130,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("test_zombie", "nobody waited for it"),
         ("test_segment_of_ours", "/dev/shm/prpc."),
         ("test_shared_memory_of_another_kind", "/dev/shm/not-ours-"),
+        ("test_shared_memory_that_is_open", "-open"),
         ("test_socket", "descriptor of socket:"),
         ("test_pipe", "descriptor of pipe:"),
         ("test_thread", "thread prpc-progress"),
@@ -141,6 +153,7 @@ def test_a_leaked_grandchild_is_named_beside_its_parent(report: str) -> None:
         "test_after_all_these_a_clean_test_passes",
         "test_a_child_that_is_on_its_way_out_is_waited_for",
         "test_a_segment_of_another_job_is_not_ours",
+        "test_shared_memory_that_another_program_makes_meanwhile_is_not_ours",
     ],
 )
 def test_a_test_that_leaves_nothing_passes(report: str, test: str) -> None:
@@ -149,7 +162,7 @@ def test_a_test_that_leaves_nothing_passes(report: str, test: str) -> None:
 
 
 def test_leaked_children_are_killed(report: str) -> None:
-    assert "8 errors" in report.splitlines()[-1]
+    assert "9 errors" in report.splitlines()[-1]
     leaked = set(re.findall(r"^  process (\d+): ", report, re.MULTILINE))  # in the summary again, where CI is set
     assert len(leaked) == 4
     assert not [pid for pid in leaked if Path(f"/proc/{pid}").exists()]
