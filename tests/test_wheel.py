@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -44,6 +45,17 @@ def test_the_wheel_takes_two_names_at_the_top_level(installed: Path) -> None:
 def test_the_distribution_is_named_as_every_hint_says(installed: Path) -> None:
     metadata = next(installed.glob("*.dist-info")) / "METADATA"
     assert "\nName: prpc-engine\n" in metadata.read_text()
+
+
+def test_no_hint_names_the_package_of_somebody_else() -> None:
+    """`prpc` on the package index is a stranger's: whoever follows a hint that says `pip install 'prpc[...]'` runs that."""
+    files = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "ARCHITECTURE.md", ROOT / "pyproject.toml"]
+    for folder in ("shard", "prpc_engine", "perf", "docs", "configs", "examples"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".toml", ".sh", ".html", ".yaml"}]
+    extra = re.compile(r"(?<![\w.-])prpc\[|pip3? install[^\n&|;]*?['\" ]prpc(?![\w/-])")
+    wrong = [f"{path}: {found[0]}" for path in files for found in extra.finditer(path.read_text())]
+    assert len(files) > 300, "the folders are where they were"
+    assert not wrong
 
 
 def test_an_installed_prpc_prints_the_configuration_to_copy(installed: Path) -> None:
