@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prpc_engine.client import RpcClient
+from prpc_engine.client.client import RpcClient
 from prpc_engine.master.registry import ServerEntry
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server
 from shard import DEFAULT_LIMITS, Connection, Future, Reactor, Slab
 from shard import Node as Identity
-from shard.segment import Segment
+from shard.memory.segment import Segment
 from shard.transport.rings import make_rings
 from shard.transport.shm_connection import connection_over
 from shard.transport.tcp_connection import TcpConnection

@@ -37,12 +37,12 @@ import numpy as np
 
 import shard
 from prpc_engine import errors
-from prpc_engine.call import Call
-from prpc_engine.message import method_key
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server
-from prpc_engine.slab import default_slab
+from prpc_engine.node.node import Node
+from prpc_engine.node.slab import default_slab
+from prpc_engine.rpc.call import Call
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server
 
 from .child import Announce
 from .harness import Candidate, Place, Result, compare

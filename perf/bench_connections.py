@@ -34,7 +34,7 @@ import numpy as np
 
 import shard
 from prpc_engine.master.master import close_in_reactor
-from prpc_engine.slab import default_slab
+from prpc_engine.node.slab import default_slab
 
 from . import bench_clients
 from .bench_clients import CALLS_FIRST, CLIENTS, PAYLOAD, SIZE_BYTES, Answers, Clients, keep_busy, resident_bytes, submit

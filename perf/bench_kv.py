@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 import prpc_engine
 import shard
 from prpc_engine.kv import Constant, Sgd, TableServer, TableShard, TableWorker
-from prpc_engine.kv.table_spec import DenseSpec, SparseSpec
+from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec
 
 from .child import START_S_MAX, STOP_LOOK_S, Announce, Child, StopRequest
 from .harness import Candidate, Place, Result, compare

@@ -34,7 +34,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine.kv import pslite as ps
+from prpc_engine import pslite as ps
 
 from . import published
 from .child import Announce

@@ -31,8 +31,8 @@ import numpy as np
 
 import prpc_engine
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
-from prpc_engine.kv.tree import PlacementNode
-from prpc_engine.service import SERVERS_PATH
+from prpc_engine.kv.schema.tree import PlacementNode
+from prpc_engine.service.service import SERVERS_PATH
 
 from .child import STOP_LOOK_S, Announce, StopRequest
 from .harness import Candidate, Place, Result, compare

@@ -32,7 +32,7 @@ from functools import partial
 import numpy as np
 
 import shard
-from shard.leases import Borrowings, Lendings, Line
+from shard.memory.leases import Borrowings, Lendings, Line
 
 from . import bench_ring, in_shard, limits, peers, units
 from .child import pin

@@ -5,29 +5,29 @@ from __future__ import annotations
 import logging
 
 from prpc_engine import errors, release
-from prpc_engine.allow import AllowList
 from prpc_engine.archive import Lazy, register
-from prpc_engine.call import Call
-from prpc_engine.client import RpcClient
+from prpc_engine.client.client import RpcClient
+from prpc_engine.client.dealer import Dealer, ErrorCode, RpcRequest, RpcResponse
+from prpc_engine.client.hedge import HedgePolicy
+from prpc_engine.client.mailbox import Terminated
+from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.cluster import Server, ServerConfig
-from prpc_engine.cluster_spec import ClusterSpec
-from prpc_engine.config import TlsSettings
-from prpc_engine.context import caller_name
-from prpc_engine.dealer import Dealer, ErrorCode, RpcRequest, RpcResponse
-from prpc_engine.deferred import Deferred
-from prpc_engine.hedge import HedgePolicy
-from prpc_engine.mailbox import Terminated
 from prpc_engine.master.client import CommInfo, MasterClient
 from prpc_engine.master.master import Master
 from prpc_engine.master.watch import TreeEvent
-from prpc_engine.method import bulk, idempotent, once
-from prpc_engine.retry import RetryPolicy
-from prpc_engine.server import Bounds
-from prpc_engine.service import RpcService, ServiceStatistics
-from prpc_engine.serving import RpcServer
-from prpc_engine.slab import empty
-from prpc_engine.stream import Stream, incoming
-from prpc_engine.user_secret import NO_SECRET
+from prpc_engine.node.slab import empty
+from prpc_engine.rpc.call import Call
+from prpc_engine.rpc.context import caller_name
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.method import bulk, idempotent, once
+from prpc_engine.rpc.server import Bounds
+from prpc_engine.rpc.stream import Stream, incoming
+from prpc_engine.service.service import RpcService, ServiceStatistics
+from prpc_engine.service.serving import RpcServer
+from prpc_engine.settings.allow import AllowList
+from prpc_engine.settings.cluster_spec import ClusterSpec
+from prpc_engine.settings.config import TlsSettings
+from prpc_engine.settings.user_secret import NO_SECRET
 from shard import ONE_LINE
 
 __version__ = release.VERSION

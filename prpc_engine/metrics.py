@@ -48,15 +48,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prpc_engine import errors
-from prpc_engine.client import ClientStatistics
+from prpc_engine.client.client import ClientStatistics
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster.server import Server
-from prpc_engine.cluster_spec import Task
-from prpc_engine.config import check_number
-from prpc_engine.server import ServerStatistics
-from prpc_engine.service import RpcService
-from prpc_engine.shard_figures import NodeFigures, ShardFigures, all_ended
-from prpc_engine.timing import MethodTiming
+from prpc_engine.rpc.server import ServerStatistics
+from prpc_engine.rpc.timing import MethodTiming
+from prpc_engine.service.service import RpcService
+from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures, all_ended
+from prpc_engine.settings.cluster_spec import Task
+from prpc_engine.settings.config import check_number
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

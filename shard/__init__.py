@@ -14,12 +14,7 @@ from shard import interpreter as interpreter  # first of all: what follows relie
 from shard import failpoints as failpoints  # then this: it instruments the modules imported after it, where it is asked to
 
 # isort: split
-from shard.books import Held, Lease
 from shard.checks import is_count, is_finite
-from shard.core_locks import CoreLocks
-from shard.counters import CounterRow, Counters, quantile_ns
-from shard.cpu import auto_shards, bind_memory, oversubscribed, pin, restore, usable_cores
-from shard.driver import Driver
 from shard.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -37,38 +32,43 @@ from shard.errors import (
     ShmFull,
     UnreachableError,
 )
-from shard.future import VALUE, Future, Waiter, gather
-from shard.gate import Gate
-from shard.group import ShardGroup
-from shard.group_statistics import GroupStatistics, ShardStatistics
-from shard.handle import Ring
-from shard.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
-from shard.identity import JOB_SECRET, USER_SECRET, PeerIdentity
-from shard.idle import polling_enabled
-from shard.leases import held_by_this_process
-from shard.limits import DEFAULT_LIMITS, Limits
-from shard.memory_room import MemoryRoom, read_memory_room
+from shard.group.core_locks import CoreLocks
+from shard.group.cpu import auto_shards, bind_memory, oversubscribed, pin, restore, usable_cores
+from shard.group.group import ShardGroup
+from shard.group.group_statistics import GroupStatistics, ShardStatistics
+from shard.group.process import Shard, this_shard
+from shard.group.restart import RestartPolicy
+from shard.group.sharded import Sharded
+from shard.group.topology import Core, Topology, format_ranges, read_topology
+from shard.group.trimming import Trimmer
+from shard.loop.driver import Driver
+from shard.loop.future import VALUE, Future, Waiter, gather
+from shard.loop.gate import Gate
+from shard.loop.idle import polling_enabled
+from shard.loop.queues import BULK, LATENCY, TaskClass, class_of, in_class
+from shard.loop.reactor import Reactor
+from shard.loop.stall import STALL_BUDGET_S
+from shard.loop.task import CONTEXT, Task
+from shard.loop.timers import Timer, Timers
+from shard.memory.counters import CounterRow, Counters, quantile_ns
+from shard.memory.handle import Ring
+from shard.memory.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
+from shard.memory.lease_table import Held, Lease
+from shard.memory.leases import held_by_this_process
+from shard.memory.limits import DEFAULT_LIMITS, Limits
+from shard.memory.memory_room import MemoryRoom, read_memory_room
+from shard.memory.ring import RingConsumer, RingProducer
+from shard.memory.segment import collect_garbage, find_garbage
+from shard.memory.slab import Slab
+from shard.memory.slab_statistics import SlabStatistics
 from shard.one_line import ONE_LINE, escaped
-from shard.process import Shard, this_shard
-from shard.queues import BULK, LATENCY, TaskClass, class_of, in_class
-from shard.reactor import Reactor
-from shard.restart import RestartPolicy
-from shard.ring import RingConsumer, RingProducer
-from shard.segment import collect_garbage, find_garbage
-from shard.sharded import Sharded
-from shard.slab import Slab
-from shard.slab_statistics import SlabStatistics
-from shard.stall import STALL_BUDGET_S
-from shard.task import CONTEXT, Task
-from shard.timers import Timer, Timers
-from shard.topology import Core, Topology, format_ranges, read_topology
 from shard.transport import Connection, Listener, Node, Traffic, Transport
+from shard.transport.identity import JOB_SECRET, USER_SECRET, PeerIdentity
 from shard.transport.memory import MemoryTransport, Weather
 from shard.transport.shared_port import Dealer, DealtPort
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
-from shard.trimming import Trimmer
 
 __all__ = [
     "BULK",

@@ -128,7 +128,7 @@ def _forkserver_targets() -> set[str]:
 
 def _slab_targets() -> set[str]:
     """Segments of the process-wide slab; each has two descriptors, ours and that of its mapping."""
-    module = sys.modules.get("prpc_engine.slab")
+    module = sys.modules.get("prpc_engine.node.slab")
     slab = getattr(module, "_slab", None)
     if slab is None:
         return set()

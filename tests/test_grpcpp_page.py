@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine import cli, network
+from prpc_engine import cli
+from prpc_engine.settings import network
 from tests.pasted import run_pasted
 
 ROOT = Path(__file__).parent.parent

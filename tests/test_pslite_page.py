@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prpc_engine.kv import pslite
-from prpc_engine.kv.pslite import environment
+from prpc_engine import pslite
+from prpc_engine.pslite import environment
 from tests.pasted import TIMEOUT_S, without_stalls
 
 ROOT = Path(__file__).parent.parent

@@ -29,11 +29,11 @@ from prpc_engine.accumulator.aggregator import Aggregator, restored
 from prpc_engine.accumulator.counter import Counter, CounterSet, check_name, default_counters
 from prpc_engine.accumulator.outbox import Batch, Outbox
 from prpc_engine.accumulator.window import UNKNOWN
-from prpc_engine.call import Call
-from prpc_engine.client import RpcClient
-from prpc_engine.config import check_timeout
-from prpc_engine.retry import AT_ONCE
-from prpc_engine.service import RpcService
+from prpc_engine.client.client import RpcClient
+from prpc_engine.client.retry import AT_ONCE
+from prpc_engine.rpc.call import Call
+from prpc_engine.service.service import RpcService
+from prpc_engine.settings.config import check_timeout
 from shard import ShardError
 
 logger = logging.getLogger("prpc")

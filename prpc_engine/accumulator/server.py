@@ -24,10 +24,10 @@ from prpc_engine.accumulator.aggregator import Aggregator, check_count, describe
 from prpc_engine.accumulator.client import SERVICE_NAME, ask_all
 from prpc_engine.accumulator.counter import NAMES_MAX, check_name
 from prpc_engine.accumulator.window import APPLY, DUPLICATE, Window
-from prpc_engine.client import RpcClient
+from prpc_engine.client.client import RpcClient
+from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, RpcError, is_number
-from prpc_engine.retry import AT_ONCE
-from prpc_engine.service import RpcService
+from prpc_engine.service.service import RpcService
 from shard import ShardError, this_shard
 
 logger = logging.getLogger("prpc")

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import prpc_engine
-from prpc_engine.config import check_environment
 from prpc_engine.errors import ConfigError, RpcError
+from prpc_engine.settings.config import check_environment
 from shard import ShardError, escaped
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from prpc_engine import cli
 from prpc_engine.cli.checks import Finding, Verdict, examine, examine_peer
 from prpc_engine.cli.console import make_console
-from prpc_engine.config import secret_from
 from prpc_engine.errors import ConfigError
+from prpc_engine.settings.config import secret_from
 from shard import escaped
 
 if TYPE_CHECKING:

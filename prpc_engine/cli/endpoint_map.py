@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
-from prpc_engine.address import PORT_MAX, Address
 from prpc_engine.cli.probe import probe_all
-from prpc_engine.cluster_spec import ClusterSpec, parse_tf_config
-from prpc_engine.config import check_number
-from prpc_engine.endpoint_map import FILE_NAME, LINE_EXPECTED, EndpointMap, data_endpoints, render
-from prpc_engine.endpoint_map_file import EndpointMapFile
 from prpc_engine.errors import ConfigError
-from prpc_engine.network import ENDPOINT_MAP_FOLDER, Found
-from prpc_engine.nodelist import expand_counts, expand_nodes
+from prpc_engine.settings.address import PORT_MAX, Address
+from prpc_engine.settings.cluster_spec import ClusterSpec, parse_tf_config
+from prpc_engine.settings.config import check_number
+from prpc_engine.settings.endpoint_map import FILE_NAME, LINE_EXPECTED, EndpointMap, data_endpoints, render
+from prpc_engine.settings.endpoint_map_file import EndpointMapFile
+from prpc_engine.settings.network import ENDPOINT_MAP_FOLDER, Found
+from prpc_engine.settings.nodelist import expand_counts, expand_nodes
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands

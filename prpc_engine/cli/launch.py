@@ -9,8 +9,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
-from prpc_engine.config import check_number
-from prpc_engine.kv.pslite.launch import launch
+from prpc_engine.pslite.launch import launch
+from prpc_engine.settings.config import check_number
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands

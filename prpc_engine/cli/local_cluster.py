@@ -16,9 +16,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from prpc_engine.cluster_spec import CHIEF, EVALUATOR, PS, WORKER
-from prpc_engine.config import check_number
-from prpc_engine.local_job import Job, JobReport, reserved_ports
+from prpc_engine.settings.cluster_spec import CHIEF, EVALUATOR, PS, WORKER
+from prpc_engine.settings.config import check_number
+from prpc_engine.settings.local_job import Job, JobReport, reserved_ports
 
 TASKS_MAX = 256  # of each job: TensorFlow takes some 300 MB a process
 HOST = "127.0.0.1"

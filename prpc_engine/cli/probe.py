@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prpc_engine.address import Address
+from prpc_engine.settings.address import Address
 
 WORKERS_MAX = 64  # at a time: most of them only wait
 # A resolver that gives up answers within 5 s a try, two tries (resolv.conf); nothing can interrupt it, so we stop waiting.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from prpc_engine import cli
 from prpc_engine.cli.local_cluster import run_cluster
-from prpc_engine.cluster_spec import CHIEF, EVALUATOR, PS, WORKER
 from prpc_engine.errors import ConfigError
+from prpc_engine.settings.cluster_spec import CHIEF, EVALUATOR, PS, WORKER
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prpc_engine import network
-from prpc_engine.cluster_spec import parse_tf_config
-from prpc_engine.config import (
+from prpc_engine.errors import ConfigError
+from prpc_engine.settings import network
+from prpc_engine.settings.cluster_spec import parse_tf_config
+from prpc_engine.settings.config import (
     POLLING_VARIABLE,
     TLS_VARIABLES,
     allow_from,
@@ -33,9 +34,8 @@ from prpc_engine.config import (
     tls_from,
     transports_from,
 )
-from prpc_engine.endpoint_map_file import load_data_endpoints
-from prpc_engine.errors import ConfigError
-from prpc_engine.user_secret import UserSecret
+from prpc_engine.settings.endpoint_map_file import load_data_endpoints
+from prpc_engine.settings.user_secret import UserSecret
 from shard import Slab, huge_page_policy, polling_enabled
 
 DEFAULT = "default"

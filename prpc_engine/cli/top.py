@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from prpc_engine import cli, errors
-from prpc_engine.about import ABOUT_ROUTE, STATISTICS
-from prpc_engine.address import Address
 from prpc_engine.cli.console import make_console
 from prpc_engine.cli.top_table import HEADINGS, Answer, Row, cells, rows
 from prpc_engine.cli.visitor import visiting_node
-from prpc_engine.config import secret_from, transports_from
 from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import DEFAULT_ROOT
 from prpc_engine.master.registry import RANK_MAX, Member
-from prpc_engine.message import method_key
-from prpc_engine.node import Node
+from prpc_engine.node.node import Node
+from prpc_engine.node.node_info import ABOUT_ROUTE, STATISTICS
+from prpc_engine.rpc.message import method_key
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.config import secret_from, transports_from
 from shard import escaped
 
 if TYPE_CHECKING:

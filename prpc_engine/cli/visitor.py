@@ -6,9 +6,9 @@ import contextlib
 import math
 from collections.abc import Iterator
 
-from prpc_engine.config import check_environment, limits_from
 from prpc_engine.master.master import close_in_reactor
-from prpc_engine.node import Node
+from prpc_engine.node.node import Node
+from prpc_engine.settings.config import check_environment, limits_from
 from shard import Driver, Slab
 
 

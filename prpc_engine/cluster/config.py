@@ -1,4 +1,4 @@
-"""What a Server is told beside its place in the cluster. The NETWORK_* variables say the rest (prpc_engine/network.py)."""
+"""What a Server is told beside its place in the cluster. The NETWORK_* variables say the rest (prpc_engine/settings/network.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prpc_engine.cluster.rendezvous import BYTES_MAX, TENSORS_MAX
-from prpc_engine.config import TlsSettings, check_number
 from prpc_engine.errors import ConfigError
+from prpc_engine.settings.config import TlsSettings, check_number
 from shard import Limits
 
 SHARDS_MAX = 64

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prpc_engine.address import Address
 from prpc_engine.errors import ConfigError, RpcError
+from prpc_engine.settings.address import Address
 
 CONTROL_TARGET, DATA_TARGET = 3, 4  # below what a master gives to servers
 HELLO, RECEIVE, ABORT = "hello", "receive", "abort"

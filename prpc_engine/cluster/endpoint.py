@@ -1,4 +1,4 @@
-"""Where a task is reached: what listens for it, on one reactor that whoever waits turns (shard/driver.py) and one slab.
+"""Where a task is reached: what listens for it, on one reactor that whoever waits turns (shard/loop/driver.py) and one slab.
 
     node      listens at                                    serves
     data      shared memory, and tcp by the rule of         receive, abort
@@ -23,20 +23,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prpc_engine import errors, slab
-from prpc_engine.address import Address
+from prpc_engine import errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import CONTROL_TARGET, DATA_TARGET, HELLO, Facts, check_plan
 from prpc_engine.cluster.cores import take_cores
 from prpc_engine.cluster.relay import Relays
-from prpc_engine.config import TlsSettings, allow_from, check_environment, limits_from, secret_from, transports_from
 from prpc_engine.master.master import close_in_reactor
-from prpc_engine.method import ENGINE
-from prpc_engine.network import NetworkSettings
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server as Methods
-from prpc_engine.shard_figures import ShardFigures
+from prpc_engine.node import slab
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.method import ENGINE
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server as Methods
+from prpc_engine.service.shard_statistics import ShardFigures
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.config import TlsSettings, allow_from, check_environment, limits_from, secret_from, transports_from
+from prpc_engine.settings.network import NetworkSettings
 from shard import Driver, Limits, pin, restore, usable_cores
 
 LINGER_S = 0.2  # at close(), for receivers to drop arrays that we lent them

@@ -24,8 +24,6 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.address import Address
-from prpc_engine.call import PASSED, Call
 from prpc_engine.cluster.control import (
     CONTROL_TARGET,
     DATA_TARGET,
@@ -36,11 +34,13 @@ from prpc_engine.cluster.control import (
     data_addresses,
 )
 from prpc_engine.cluster.errors import TaskAbsent, TaskLost, TaskUnreachable, typed
-from prpc_engine.fixed_route import FixedRoute
-from prpc_engine.message import method_key
-from prpc_engine.node import Node
-from prpc_engine.paths import Choice
-from prpc_engine.peer import Peer
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.call import PASSED, Call
+from prpc_engine.rpc.fixed_route import FixedRoute
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.paths import Choice
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.settings.address import Address
 from shard import VALUE, Future, ShardError, Timer
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address, and for the answer to hello()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from prpc_engine.cluster_spec import EVALUATOR, TASKS_MAX, ClusterSpec, Task, TfConfig, parse_tf_config
-from prpc_engine.config import check_number
-from prpc_engine.endpoint_map import DataEndpoints
 from prpc_engine.errors import ConfigError
-from prpc_engine.network import TASK_INDEX
+from prpc_engine.settings.cluster_spec import EVALUATOR, TASKS_MAX, ClusterSpec, Task, TfConfig, parse_tf_config
+from prpc_engine.settings.config import check_number
+from prpc_engine.settings.endpoint_map import DataEndpoints
+from prpc_engine.settings.network import TASK_INDEX
 
 FINGERPRINT_CHARS = 12  # of SHA-256: enough to tell the clusters of a site apart, short enough to compare by eye
 

@@ -15,7 +15,7 @@ A shard writes a large tensor to its socket out of the application's slab, which
     a shard died                             its connections end: who waits there gets TaskLost, which names what was asked; what
                                              the application had ready for them is ready again, unless it was on its way
     meanwhile                                who connects, those tasks among them, gets one of the others
-    it is started again (shard/restart.py)   it gets the next connections, as it has the fewest
+    it is started again (shard/group/restart.py)   it gets the next connections, as it has the fewest
     it stays down                            the task's log says so, and who answers in its place
 
 A shard is a spawned process: who asks for some makes the Server under `if __name__ == "__main__":`.
@@ -29,19 +29,19 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from prpc_engine import slab
-from prpc_engine.call import PASSED, Call
 from prpc_engine.cluster.control import DATA_TARGET, RECEIVE
 from prpc_engine.cluster.cores import take_cores
-from prpc_engine.config import TlsSettings, allow_from
-from prpc_engine.deferred import Deferred
 from prpc_engine.errors import Cancelled, ConfigError, RemoteError
-from prpc_engine.fixed_route import FixedRoute
-from prpc_engine.message import method_key
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer, calling_peer
-from prpc_engine.server import Server
-from prpc_engine.shard_figures import NodeFigures, ShardFigures, ShardReader
+from prpc_engine.node import slab
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.call import PASSED, Call
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.fixed_route import FixedRoute
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.peer import Peer, calling_peer
+from prpc_engine.rpc.server import Server
+from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures, ShardReader
+from prpc_engine.settings.config import TlsSettings, allow_from
 from shard import (
     VALUE,
     CoreLocks,

@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine import errors, slab
-from prpc_engine.call import TIMEOUT_S
+from prpc_engine import errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import ABORT, RECEIVE
 from prpc_engine.cluster.endpoint import Endpoint, place_from
@@ -44,13 +43,15 @@ from prpc_engine.cluster.receipt import Message, Receipt
 from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Request, Tensor, restarted
 from prpc_engine.cluster.resumed import resume
 from prpc_engine.cluster.verbs import PERIOD_S, Verbs
-from prpc_engine.cluster_spec import ClusterSpec
-from prpc_engine.config import WAIT_S_MAX, check_seconds, check_timeout
-from prpc_engine.endpoint_map_file import load_data_endpoints
-from prpc_engine.network import NetworkSettings
-from prpc_engine.peer import Peer, calling_peer
-from prpc_engine.shard_figures import TIMEOUT_S as FIGURES_TIMEOUT_S
-from prpc_engine.shard_figures import NodeFigures, ShardFigures
+from prpc_engine.node import slab
+from prpc_engine.rpc.call import TIMEOUT_S
+from prpc_engine.rpc.peer import Peer, calling_peer
+from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
+from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
+from prpc_engine.settings.cluster_spec import ClusterSpec
+from prpc_engine.settings.config import WAIT_S_MAX, check_seconds, check_timeout
+from prpc_engine.settings.endpoint_map_file import load_data_endpoints
+from prpc_engine.settings.network import NetworkSettings
 from shard import Future, SlabStatistics
 
 PROTOCOLS = ("prpc", "grpc++")  # two names of one

@@ -12,7 +12,7 @@ from prpc_engine.demo.batches import epoch_batches
 from prpc_engine.demo.data import FIELDS, Flights
 from prpc_engine.demo.model import auc, forward, forward_backward, log_loss, prepare
 from prpc_engine.demo.settings import Settings
-from prpc_engine.kv.table import DenseTable, SparseTable
+from prpc_engine.kv.table.table import DenseTable, SparseTable
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from prpc_engine.demo.training import create_tables, evaluate
 from prpc_engine.errors import RpcError
 from prpc_engine.kv import TableWorker
 from prpc_engine.master.master import Master
-from prpc_engine.service import RpcService
+from prpc_engine.service.service import RpcService
 from shard import Future
 
 EVALUATE_EVERY_S = 0.5  # the live AUC costs the servers some 10 ms each time

@@ -8,14 +8,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from prpc_engine.client import RpcClient
+from prpc_engine.client.client import RpcClient
 from prpc_engine.demo.data import load_flights
 from prpc_engine.demo.recovery import PARTITIONS_A_SERVER
 from prpc_engine.demo.settings import DENSE_TABLE, Settings
 from prpc_engine.demo.training import create_tables, train
 from prpc_engine.errors import RpcError
 from prpc_engine.kv import ElasticServer, TableServer, TableWorker
-from prpc_engine.service import RpcService
+from prpc_engine.service.service import RpcService
 
 DIRECTOR = "demo.director"  # the service of the demo's own process, which the workers report to
 REPORT_EVERY_S = 0.05

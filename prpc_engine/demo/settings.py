@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prpc_engine.demo.data import NUMERIC
-from prpc_engine.kv.initializer import Constant, Initializer, Uniform
-from prpc_engine.kv.optimizer import Adagrad, Optimizer
-from prpc_engine.kv.spec import checked_count, checked_number
+from prpc_engine.kv.table.initializer import Constant, Initializer, Uniform
+from prpc_engine.kv.table.optimizer import Adagrad, Optimizer
+from prpc_engine.kv.table.spec import checked_count, checked_number
 
 ROWS_TABLE = "flights.rows"
 DENSE_TABLE = "flights.dense"

@@ -19,7 +19,7 @@ from prpc_engine.demo.settings import ROWS_TABLE, Settings
 from prpc_engine.kv import TableServer, TableWorker
 from prpc_engine.kv.torch import Embedding, Optimizer
 from prpc_engine.master.master import Master
-from prpc_engine.service import RpcService
+from prpc_engine.service.service import RpcService
 
 DENSE_TABLE = "flights.torch"
 SHARDS = 2

@@ -23,8 +23,8 @@ from prpc_engine.demo.batches import epoch_batches
 from prpc_engine.demo.data import Flights
 from prpc_engine.demo.model import Batch, auc, forward, forward_backward, log_loss, prepare
 from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, Settings
-from prpc_engine.kv.future import KVFuture
-from prpc_engine.kv.worker import TableWorker
+from prpc_engine.kv.client.future import KVFuture
+from prpc_engine.kv.client.worker import TableWorker
 
 Floats = npt.NDArray[np.float32]
 

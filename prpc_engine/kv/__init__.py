@@ -12,7 +12,7 @@ elastic.py.
 
 The walk of a verb: worker -> partition -> lane -> (client, server) -> table -> index, optimizer.
 
-Beside them stand ps-lite's names (KVWorker, KVServer, start, finalize, ...), which prpc_engine.kv.pslite holds: that package is
+Beside them stand ps-lite's names (KVWorker, KVServer, start, finalize, ...), which prpc_engine.pslite holds: that package is
 imported when the first of them is asked for.
 """
 
@@ -21,27 +21,27 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from prpc_engine.kv.admission import Admission
-from prpc_engine.kv.cache import Cache, CacheStatistics
-from prpc_engine.kv.compression import Cast, Compressor, Int8, TopK
-from prpc_engine.kv.consistency import Consistency, Ssp, Sync, WorkersBehind
-from prpc_engine.kv.elastic import ElasticServer, ElasticStatistics
-from prpc_engine.kv.epochs import RowsLost
-from prpc_engine.kv.eviction import Eviction
-from prpc_engine.kv.future import KVFuture
-from prpc_engine.kv.imbalance import Balance, ServerShare, WorkerShare
-from prpc_engine.kv.initializer import Constant, Initializer, Uniform
-from prpc_engine.kv.lag import Lag
-from prpc_engine.kv.optimizer import Adagrad, Adam, Add, Assign, Ftrl, Momentum, Optimizer, Sgd
-from prpc_engine.kv.parameters import Parameters
-from prpc_engine.kv.schedule import Cosine, Exponential, Polynomial, Schedule, WarmUp
-from prpc_engine.kv.server import TableServer, TableShard
-from prpc_engine.kv.session import EpochChanged, Versioned
-from prpc_engine.kv.table import DenseTable, SparseTable, TableStatistics
-from prpc_engine.kv.worker import TableWorker
+from prpc_engine.kv.client.future import KVFuture
+from prpc_engine.kv.client.parameters import Parameters
+from prpc_engine.kv.client.session import EpochChanged, Versioned
+from prpc_engine.kv.client.worker import TableWorker
+from prpc_engine.kv.consistency.cache import Cache, CacheStatistics
+from prpc_engine.kv.consistency.consistency import Consistency, Ssp, Sync, WorkersBehind
+from prpc_engine.kv.consistency.epochs import RowsLost
+from prpc_engine.kv.consistency.progress import Lag
+from prpc_engine.kv.consistency.skew import Balance, ServerShare, WorkerShare
+from prpc_engine.kv.replication.elastic import ElasticServer, ElasticStatistics
+from prpc_engine.kv.server.server import TableServer, TableShard
+from prpc_engine.kv.table.admission import Admission
+from prpc_engine.kv.table.compression import Cast, Compressor, Int8, TopK
+from prpc_engine.kv.table.eviction import Eviction
+from prpc_engine.kv.table.initializer import Constant, Initializer, Uniform
+from prpc_engine.kv.table.optimizer import Adagrad, Adam, Add, Assign, Ftrl, Momentum, Optimizer, Sgd
+from prpc_engine.kv.table.schedule import Cosine, Exponential, Polynomial, Schedule, WarmUp
+from prpc_engine.kv.table.table import DenseTable, SparseTable, TableStatistics
 
 if TYPE_CHECKING:
-    from prpc_engine.kv.pslite import (
+    from prpc_engine.pslite import (
         ALL,
         SCHEDULER,
         SERVER_GROUP,
@@ -141,7 +141,7 @@ __all__ = [
     "start",
     "start_async",
 ]
-_PSLITE = "prpc_engine.kv.pslite"
+_PSLITE = "prpc_engine.pslite"
 
 
 def __getattr__(name: str) -> Any:

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from prpc_engine.errors import BadArguments
-from prpc_engine.kv.optimizer import Optimizer
-from prpc_engine.kv.parameters import Parameters
-from prpc_engine.kv.worker import TableWorker
+from prpc_engine.kv.client.parameters import Parameters
+from prpc_engine.kv.client.worker import TableWorker
+from prpc_engine.kv.table.optimizer import Optimizer
 
 
 class Tree:

@@ -34,11 +34,11 @@ import numpy.typing as npt
 import torch
 
 from prpc_engine.errors import BadArguments
-from prpc_engine.kv.future import KVFuture
-from prpc_engine.kv.initializer import Initializer
-from prpc_engine.kv.optimizer import Optimizer as TableOptimizer
-from prpc_engine.kv.parameters import Parameters
-from prpc_engine.kv.worker import TableWorker
+from prpc_engine.kv.client.future import KVFuture
+from prpc_engine.kv.client.parameters import Parameters
+from prpc_engine.kv.client.worker import TableWorker
+from prpc_engine.kv.table.initializer import Initializer
+from prpc_engine.kv.table.optimizer import Optimizer as TableOptimizer
 
 Keys = npt.NDArray[np.int64]
 MODES = ("sum", "mean")

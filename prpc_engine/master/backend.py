@@ -7,14 +7,14 @@ import time
 from typing import Any, Protocol
 
 from prpc_engine import errors
-from prpc_engine.config import check_timeout, limits_from, secret_from
 from prpc_engine.dropped import close_dropped
 from prpc_engine.master.master import close_in_reactor, master_error
 from prpc_engine.master.namespace import check_root
 from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.session import MasterSession, check_lease
 from prpc_engine.master.watch import Callback, Watches
-from prpc_engine.node import Node
+from prpc_engine.node.node import Node
+from prpc_engine.settings.config import check_timeout, limits_from, secret_from
 from shard import Driver, Limits, Slab
 
 

@@ -38,7 +38,7 @@ import msgspec
 
 from prpc_engine.errors import JournalError
 from prpc_engine.master.tree import Change, Tree
-from prpc_engine.master.whereabouts import this_process
+from prpc_engine.node.process_identity import this_process
 
 MAGIC = b"PRPCJRNL"
 FORMAT = 1

@@ -17,15 +17,15 @@ import time
 from types import TracebackType
 
 from prpc_engine import errors
-from prpc_engine.config import TlsSettings, allow_from, check_seconds, check_stall_budget, limits_from, secret_from
 from prpc_engine.dropped import close_dropped
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.methods import MasterMethods, MasterStatistics
 from prpc_engine.master.protocol import MASTER_TARGET, host_and_port
 from prpc_engine.master.registry import FIRST_TARGET, Registry
-from prpc_engine.method import ENGINE
-from prpc_engine.node import Node
-from prpc_engine.server import Server
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.method import ENGINE
+from prpc_engine.rpc.server import Server
+from prpc_engine.settings.config import TlsSettings, allow_from, check_seconds, check_stall_budget, limits_from, secret_from
 from shard import STALL_BUDGET_S, Driver, Future, Limits, Slab
 
 # Without a journal targets begin anywhere below this: whoever still asks for one that an earlier master gave reaches nobody.

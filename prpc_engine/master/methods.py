@@ -19,16 +19,16 @@ from typing import Any, get_type_hints
 import msgspec
 
 from prpc_engine import errors
-from prpc_engine.config import TIMEOUT_S_MAX
 from prpc_engine.master.journal import Journal
-from prpc_engine.master.meetings import Arrival, Meetings, role_of
+from prpc_engine.master.locks_and_barriers import Arrival, Meetings, role_of
 from prpc_engine.master.namespace import NoSuchNode, RegistryError, SessionExpired, TimedOut, component
 from prpc_engine.master.protocol import WATCH_ROUTE
 from prpc_engine.master.registry import DEFAULT_API, Registry
 from prpc_engine.master.tree import Change, Kind, SessionRecord
-from prpc_engine.master.whereabouts import process_is_gone
-from prpc_engine.message import method_key
-from prpc_engine.peer import Peer, calling_peer
+from prpc_engine.node.process_identity import process_is_gone
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.peer import Peer, calling_peer
+from prpc_engine.settings.config import TIMEOUT_S_MAX
 from shard import Future, Reactor
 
 logger = logging.getLogger("prpc")

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.address import NAME_LENGTH_MAX
 from prpc_engine.errors import ConfigError
 from prpc_engine.master.tree import Change, Kind, Node, SessionRecord, Tree
+from prpc_engine.settings.address import NAME_LENGTH_MAX
 
 PATH_LENGTH_MAX = 4096  # what file systems allow
 VALUE_LENGTH_MAX = 1 << 20  # a description, not data: it is kept in memory and sent to every watcher

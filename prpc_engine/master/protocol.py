@@ -20,8 +20,8 @@ of `changed` watches again from the version it knows.
 
 from __future__ import annotations
 
-from prpc_engine.address import Address
-from prpc_engine.fixed_route import FixedRoute
+from prpc_engine.rpc.fixed_route import FixedRoute
+from prpc_engine.settings.address import Address
 
 MASTER_TARGET, WATCH_TARGET = 1, 2  # below what the registry gives to servers
 # On top of what a verb waits at the master: the way there and back, and a turn of a busy master.

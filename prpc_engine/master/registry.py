@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.marks import Marks
 from prpc_engine.master.namespace import (
     OWNED_MAX,
     Namespace,
@@ -30,6 +29,7 @@ from prpc_engine.master.namespace import (
     natural,
 )
 from prpc_engine.master.tree import Node
+from prpc_engine.rpc.marks import Marks
 
 __all__ = ["SERVERS_PER_NODE_MAX", "Member", "Registry", "RegistryError", "ServerEntry"]
 

@@ -25,16 +25,16 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.marks import marks_of
-from prpc_engine.master.joined import Joined
 from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.refusals import refusal
+from prpc_engine.master.registration import Joined
 from prpc_engine.master.registry import DEFAULT_API
-from prpc_engine.master.whereabouts import this_process
-from prpc_engine.message import method_key
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer
+from prpc_engine.node.node import Node
+from prpc_engine.node.process_identity import this_process
+from prpc_engine.rpc.marks import marks_of
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.peer import Peer
 from shard import Future, Timer
 
 logger = logging.getLogger("prpc")

@@ -60,7 +60,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
     lease_s: float
     root: str  # its paths are below this one
     label: str  # for people: who it is
-    home: str  # host and process; see whereabouts.py
+    home: str  # host and process; see process_identity.py
 
 
 class Node:

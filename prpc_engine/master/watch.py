@@ -30,8 +30,8 @@ from prpc_engine import errors
 from prpc_engine.master.protocol import WATCH_TARGET
 from prpc_engine.master.session import CLOSE_TIMEOUT_S, MasterSession
 from prpc_engine.master.tree import Kind
-from prpc_engine.peer import Peer, calling_peer
-from prpc_engine.server import Server
+from prpc_engine.rpc.peer import Peer, calling_peer
+from prpc_engine.rpc.server import Server
 from shard import ClosedError, Future
 
 logger = logging.getLogger("prpc")

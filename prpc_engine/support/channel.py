@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from prpc_engine.config import check_number, check_wait
 from prpc_engine.errors import Closed
+from prpc_engine.settings.config import check_number, check_wait
 
 CAPACITY_ITEMS = 1024  # where nobody says: enough to hide the pauses of either side
 CAPACITY_ITEMS_MAX = 1 << 30

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
 
-from prpc_engine.config import WAIT_S_MAX, check_seconds
 from prpc_engine.errors import Closed, ConfigError, is_number
+from prpc_engine.settings.config import WAIT_S_MAX, check_seconds
 
 PERIOD_S_MIN = 0.001  # below that the one thread would do nothing else
 PERIOD_S_MAX = 366 * 86400.0  # what is further away than a year is a mistake in the unit

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Generic
 
-from prpc_engine.config import check_number, check_wait
 from prpc_engine.errors import Closed
+from prpc_engine.settings.config import check_number, check_wait
 from prpc_engine.support.channel import CAPACITY_ITEMS, Channel, T
 
 BATCH_ITEMS = 8  # on their way at a time: what a lock costs is shared by so many, and no reader waits for more

@@ -20,8 +20,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from prpc_engine.config import check_number, check_wait
 from prpc_engine.errors import Backpressure, Closed
+from prpc_engine.settings.config import check_number, check_wait
 
 THREADS_MAX = 4096
 PENDING_MAX = 65536  # functions that run or wait for a thread: beyond that the caller is told to slow down

@@ -22,7 +22,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.grappler import tf_optimizer
 
-from prpc_engine.cluster_spec import Task
+from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.functions import called
 from prpc_engine.tensorflow.nodes import RESOURCE, VARIANT, Edge, Graph, Node, has_random_state, is_seeded, text_of
 from prpc_engine.tensorflow.partition import ALIASES, Unsupported

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prpc_engine.cluster.names import device
-from prpc_engine.cluster_spec import Task
+from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Edge, Graph, Node, text_of
 from prpc_engine.tensorflow.place import Placer
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from prpc_engine.cluster.names import device as text_of
-from prpc_engine.cluster_spec import Task
+from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Graph, Node
 
 

@@ -34,8 +34,8 @@ from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster.receipt import Receipt
 from prpc_engine.cluster.server import Server
-from prpc_engine.deferred import Deferred
-from prpc_engine.peer import Peer, calling_peer
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.stages import RUNS_AT_ONCE_MAX, Registered, Stages
 from prpc_engine.tensorflow.transfers import Block

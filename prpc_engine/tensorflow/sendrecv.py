@@ -35,7 +35,7 @@ from tensorflow.python.ops import script_ops
 from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster.receipt import Receipt
-from prpc_engine.config import TIMEOUT_S_MAX
+from prpc_engine.settings.config import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, programs, proto, tensors
 from prpc_engine.tensorflow.partition import Plan
 from prpc_engine.tensorflow.rewrite import Call, Rewriter

@@ -16,8 +16,8 @@ from tensorflow.python.framework import errors_impl as tf_errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster.server import Server
-from prpc_engine.cluster_spec import Task
-from prpc_engine.peer import Peer
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow import errors, proto
 from prpc_engine.tensorflow.programs import Programs
 from prpc_engine.tensorflow.runtime import Runtime

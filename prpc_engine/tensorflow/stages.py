@@ -35,9 +35,9 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.framework import errors_impl as tf_errors
 
-from prpc_engine.context import remaining_s
-from prpc_engine.deferred import Deferred
-from prpc_engine.peer import Peer, calling_peer
+from prpc_engine.rpc.context import remaining_s
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.rewrite import Fixed, Part
 from prpc_engine.tensorflow.runtime import Loaded, Runtime, Waiting

@@ -28,7 +28,7 @@ from tensorflow.python.ops import script_ops
 
 from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
-from prpc_engine.message import TIMEOUT_S_MAX
+from prpc_engine.rpc.message import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, stages, tensors
 from prpc_engine.tensorflow.lower import lowered
 from prpc_engine.tensorflow.nodes import Edge, Graph, Signature

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from prpc_engine.cluster_spec import Task
+from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import Argument, Edge, Graph, Node, Signature
 from prpc_engine.tensorflow.partition import BLOCKING, NO_BRANCHES, RUN, Kind, Plan, Stage
 

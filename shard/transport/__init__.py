@@ -34,11 +34,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.callers import Callers
 from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
-from shard.identity import JOB_SECRET, PeerIdentity
-from shard.limits import Limits
-from shard.reactor import Reactor
+from shard.loop.reactor import Reactor
+from shard.memory.limits import Limits
+from shard.transport.callers import Callers
+from shard.transport.identity import JOB_SECRET, PeerIdentity
 
 Blocks = list[NDArray[np.uint8]] | tuple[()]  # the receiver's own: emptied as soon as it needs them no longer
 Buffer = bytes | bytearray | memoryview

@@ -7,7 +7,7 @@ import socket
 import time
 
 from shard.errors import AuthenticationError, PeerLostError
-from shard.handshake import TLS_ALERT, TLS_MISSING_TEXT, check_protocol
+from shard.transport.handshake import TLS_ALERT, TLS_MISSING_TEXT, check_protocol
 
 
 def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:

@@ -13,14 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 from shard.errors import RemoteProtocolError, UnreachableError
-from shard.handshake import LANES_MAX, ONLY_LANE, TOKEN_BYTES, Lane
-from shard.identity import PeerIdentity
-from shard.reactor import Reactor
+from shard.loop.reactor import Reactor
 from shard.transport import Accept, Listener, Node
 from shard.transport.checked import CheckedSocket
+from shard.transport.handshake import LANES_MAX, ONLY_LANE, TOKEN_BYTES, Lane
+from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of, left_s, meet
+from shard.transport.identity import PeerIdentity
 from shard.transport.laned_connection import LanedConnection
 from shard.transport.lanes import HalfMade
-from shard.transport.meeting import Door, DoorStatistics, Greeting, identity_of, left_s, meet
 from shard.transport.tls import Tls
 
 Made = TypeVar("Made", bound=LanedConnection)

@@ -24,9 +24,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from shard.errors import PeerLostError, ShardError
-from shard.reactor import Reactor
-from shard.slab import Slab
-from shard.timers import Timer
+from shard.loop.reactor import Reactor
+from shard.loop.timers import Timer
+from shard.memory.slab import Slab
 from shard.transport import Blocks, Buffer, Node, Traffic
 from shard.transport.socket_lane import SocketLane
 

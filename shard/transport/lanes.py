@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from shard.errors import RemoteProtocolError
-from shard.handshake import Lane
-from shard.identity import PeerIdentity
+from shard.transport.handshake import Lane
+from shard.transport.identity import PeerIdentity
 
 Item = TypeVar("Item")  # what stands for a lane: its socket
 

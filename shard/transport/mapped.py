@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard.errors import RemoteProtocolError
-from shard.limits import Limits
-from shard.segment import Segment
-from shard.unheld import empty_block
+from shard.memory.limits import Limits
+from shard.memory.segment import Segment
+from shard.memory.unheld import empty_block
 
 # A segment's note is in the socket before the record that refers to it: so many reads empty any socket buffer, and a peer that
 # goes on sending other notes keeps nobody.

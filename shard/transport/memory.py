@@ -16,12 +16,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from shard.errors import LocalProtocolError, PeerLostError, ShardError, UnreachableError
-from shard.frame import check_blocks
-from shard.identity import PeerIdentity
-from shard.limits import Limits
-from shard.reactor import Reactor
-from shard.slab import Slab
+from shard.loop.reactor import Reactor
+from shard.memory.limits import Limits
+from shard.memory.slab import Slab
 from shard.transport import Accept, Blocks, Buffer, Connection, Listener, Node, Traffic, Transport
+from shard.transport.frame import check_blocks
+from shard.transport.identity import PeerIdentity
 
 Message = tuple[bytes, Blocks]
 IN_FLIGHT_MAX = 1024  # messages between the two ends, as a ring would hold; more wait in the sender's outbox

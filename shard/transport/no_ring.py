@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shard.ring import DATA_OFFSET
+from shard.memory.ring import DATA_OFFSET
 from shard.transport import Buffer
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shard.ring import DATA_OFFSET, capacity_for, format_ring
-from shard.segment import Segment
+from shard.memory.ring import DATA_OFFSET, capacity_for, format_ring
+from shard.memory.segment import Segment
 
 
 def rings_bytes(capacity_bytes: int) -> int:

@@ -1,6 +1,6 @@
 """One port for several processes: one of them accepts, and hands each socket to the one that serves it from then on.
 
-    dealer   in the process with the port: its door (meeting.py) offers each socket, once its first message can be seen
+    dealer   in the process with the port: its door (handshake_io.py) offers each socket, once its first message can be seen
     taker    in another process: a listener at a DealtPort, whose accept() returns what it was handed
 
     dealer <── taker    KEY and an eventfd, once: the taker has come
@@ -39,8 +39,8 @@ import threading
 from typing import Any
 
 from shard.errors import UnreachableError
-from shard.handshake import Lane
-from shard.reactor import Reactor
+from shard.loop.reactor import Reactor
+from shard.transport.handshake import Lane
 
 KEY_BYTES = 16
 COME, FIRST, OTHER = b"\x00", b"\x01", b"\x02"

@@ -1,6 +1,6 @@
 """Shared memory between strangers of one host: how two processes meet before they talk over a ShmConnection.
 
-The acceptor listens at a Unix socket without a name in the file system (local.py). The connector makes one segment with both
+The acceptor listens at a Unix socket without a name in the file system (unix_rendezvous.py). The connector makes one segment with both
 rings and hands its descriptor over with its proof of the secret; both look at the other's uid. Nothing of it has a name
 afterwards.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 import socket
 import time
 
-from shard import memory_order
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError, UnreachableError
-from shard.reactor import Reactor
-from shard.segment import Segment
-from shard.slab import Slab
-from shard.transport import Accept, Listener, Node, Transport, local
-from shard.transport.meeting import Door, Greeting, identity_of, left_s, meet
+from shard.loop.reactor import Reactor
+from shard.memory import memory_order
+from shard.memory.segment import Segment
+from shard.memory.slab import Slab
+from shard.transport import Accept, Listener, Node, Transport, unix_rendezvous
+from shard.transport.handshake_io import Door, Greeting, identity_of, left_s, meet
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm_connection import ShmConnection, connection_over
 
@@ -35,7 +35,7 @@ class ShmListener(Listener):
         self._door = Door(sock, node, KIND, reactor, self._greeted)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
-        pid, _ = local.credentials(greeting.sock)
+        pid, _ = unix_rendezvous.credentials(greeting.sock)
         if len(fds) != 1:
             raise RemoteProtocolError("the peer handed over no segment")
         limits = self._node.limits
@@ -73,12 +73,12 @@ class ShmTransport(Transport):
         return None
 
     def cannot_reach(self, address: str) -> str | None:
-        return local.cannot_reach(address) or self.refusal()
+        return unix_rendezvous.cannot_reach(address) or self.refusal()
 
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> ShmListener:
         """`address` is "shm://": the rest is chosen here, and not to be guessed."""
         memory_order.require_store_order()
-        sock, full = local.listen(self.scheme)
+        sock, full = unix_rendezvous.listen(self.scheme)
         return ShmListener(sock, full, self._node, self._slab, reactor, accept)
 
     def connect(self, address: str, timeout_s: float) -> ShmConnection:
@@ -88,12 +88,12 @@ class ShmTransport(Transport):
         deadline = time.monotonic() + timeout_s
         segment = make_rings(self._node.limits.ring_bytes)
         try:
-            sock = local.dial(address, deadline)
+            sock = unix_rendezvous.dial(address, deadline)
         except BaseException:
             segment.close()
             raise
         try:
-            pid, _ = local.credentials(sock)
+            pid, _ = unix_rendezvous.credentials(sock)
             left = left_s(deadline)
             exchange = meet(sock, address, self._node, KIND, left, lambda proof: _send_with_segment(sock, proof, segment))
             connection = connection_over(sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab)

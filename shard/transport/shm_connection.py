@@ -1,7 +1,7 @@
 """Messages between two processes of one host: two rings for the messages, a Unix socket, and blocks by reference.
 
 How the two came by socket and segment is not told here: shm.py meets strangers, group.py hands them to its children. The
-socket is the doorbell, carries the descriptors of slab segments, and its end is the peer's death (notes.py).
+socket is the doorbell, carries the descriptors of slab segments, and its end is the peer's death (control_channel.py).
 
     segment  offset 0                       ring from the connector to the acceptor
              DATA_OFFSET + capacity         ring the other way; what their records are stands in records.py
@@ -27,14 +27,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.arena import Holder
 from shard.errors import BackpressureError, LocalProtocolError, PeerLostError, RemoteProtocolError, ShardError, ShmFull
-from shard.frame import check_blocks
-from shard.idle import PARK_S_MAX
-from shard.leases import Borrowings, Lendings, Line
-from shard.limits import Limits
-from shard.reactor import Reactor
-from shard.ring import (
+from shard.loop.idle import PARK_S_MAX
+from shard.loop.reactor import Reactor
+from shard.memory.arena import Holder
+from shard.memory.leases import Borrowings, Lendings, Line
+from shard.memory.limits import Limits
+from shard.memory.ring import (
     DATA_OFFSET,
     RECORD_HEADER_BYTES,
     SLEEPING_WORD,
@@ -42,12 +41,14 @@ from shard.ring import (
     RingConsumer,
     RingProducer,
 )
-from shard.segment import Segment
-from shard.slab import Slab
+from shard.memory.segment import Segment
+from shard.memory.slab import Slab
+from shard.memory.unheld import Unheld
 from shard.transport import BEGINNING_BYTES, Buffer, Connection, Traffic
+from shard.transport.control_channel import Notes
+from shard.transport.frame import check_blocks
 from shard.transport.mapped import MappedSegments
 from shard.transport.no_ring import NO_WORDS, NoRing
-from shard.transport.notes import Notes
 from shard.transport.records import (
     DESCRIPTOR_BYTES,
     LEASE,
@@ -64,7 +65,6 @@ from shard.transport.records import (
 from shard.transport.spill import SPILLED, Spilled, SpillReader, SpillWriter, copy_of
 from shard.transport.told import ToldSegments
 from shard.transport.unread import Unread
-from shard.unheld import Unheld
 
 logger = logging.getLogger("shard")
 

@@ -19,9 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.arena import BLOCK_BYTES_MIN
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError, ShmFull
-from shard.frame import (
+from shard.loop.reactor import WARM_TURNS, Reactor
+from shard.memory.arena import BLOCK_BYTES_MIN
+from shard.memory.slab import Slab
+from shard.transport import Buffer, Connection, Node, Traffic
+from shard.transport.checked import CheckedSocket
+from shard.transport.frame import (
     FRAME_VERSION,
     HEADER,
     HEADER_BYTES,
@@ -31,10 +35,6 @@ from shard.frame import (
     body_offset,
     encode_header,
 )
-from shard.reactor import WARM_TURNS, Reactor
-from shard.slab import Slab
-from shard.transport import Buffer, Connection, Node, Traffic
-from shard.transport.checked import CheckedSocket
 from shard.transport.silence import why_lost
 from shard.transport.tls import RECORD_BYTES, TlsSocket
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard.errors import RemoteProtocolError, ShardError, ShmFull
-from shard.limits import Limits
-from shard.transport.notes import SPILL, Notes
-from shard.unheld import SINK, empty_block
+from shard.memory.limits import Limits
+from shard.memory.unheld import SINK, empty_block
+from shard.transport.control_channel import SPILL, Notes
 
 LENGTH = struct.Struct("<Q")
 SPILLED = 0xFFFFFFFF  # in a descriptor, in the place of a segment's number

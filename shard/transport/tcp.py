@@ -10,11 +10,11 @@ import time
 from typing import Any
 
 from shard.errors import AddressInUseError, ShardError, UnreachableError
-from shard.reactor import Reactor
-from shard.slab import Slab
+from shard.loop.reactor import Reactor
+from shard.memory.slab import Slab
 from shard.transport import Accept, Node, Transport
+from shard.transport.handshake_io import Deal, Greeting, left_s
 from shard.transport.laned import LanedListener, connect_lanes
-from shard.transport.meeting import Deal, Greeting, left_s
 from shard.transport.tcp_connection import TcpConnection
 from shard.transport.tls import Tls, TlsFiles
 

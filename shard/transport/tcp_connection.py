@@ -10,9 +10,9 @@ import socket
 from collections.abc import Sequence
 
 from shard.errors import PeerLostError
-from shard.reactor import Reactor
-from shard.slab import Slab
-from shard.timers import Timer
+from shard.loop.reactor import Reactor
+from shard.loop.timers import Timer
+from shard.memory.slab import Slab
 from shard.transport import Node
 from shard.transport.laned_connection import LanedConnection
 from shard.transport.silence import LOOKS_PER_BOUND, Silence, keep_alive, silence_text

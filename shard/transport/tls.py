@@ -35,7 +35,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shard.errors import AuthenticationError, RemoteProtocolError, ShardError, UnreachableError
-from shard.handshake import TLS_ALERT
+from shard.transport.handshake import TLS_ALERT
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

@@ -6,8 +6,8 @@ import os
 import threading
 
 from shard.errors import ShardError
-from shard.slab import Slab
-from shard.transport.notes import SEGMENT, Notes
+from shard.memory.slab import Slab
+from shard.transport.control_channel import SEGMENT, Notes
 
 
 class ToldSegments:

@@ -1,5 +1,5 @@
 """The unix transport: for two processes of one host that cannot share memory. Messages go as over tcp, lanes and all, but through
-Unix sockets (local.py): no TCP is between the two, and no port that another user could reach.
+Unix sockets (unix_rendezvous.py): no TCP is between the two, and no port that another user could reach.
 
     a peer that dies, however         its sockets end, and we are told at once: no host vanishes from itself, so nobody looks
                                       for silence (silence.py)
@@ -12,9 +12,9 @@ import socket
 import time
 
 from shard.errors import UnreachableError
-from shard.reactor import Reactor
-from shard.slab import Slab
-from shard.transport import Accept, Node, Transport, local
+from shard.loop.reactor import Reactor
+from shard.memory.slab import Slab
+from shard.transport import Accept, Node, Transport, unix_rendezvous
 from shard.transport.laned import LanedListener, connect_lanes
 from shard.transport.laned_connection import LanedConnection
 
@@ -43,11 +43,11 @@ class UnixTransport(Transport):
         return None
 
     def cannot_reach(self, address: str) -> str | None:
-        return local.cannot_reach(address)
+        return unix_rendezvous.cannot_reach(address)
 
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> LanedListener:
         """`address` is "unix://": the rest is chosen here, and not to be guessed."""
-        sock, full = local.listen(self.scheme)
+        sock, full = unix_rendezvous.listen(self.scheme)
         return LanedListener(sock, full, KIND, lambda lanes: self._over([one.sock for one in lanes]), self._node, reactor, accept)
 
     def connect(self, address: str, timeout_s: float) -> UnixConnection:
@@ -55,10 +55,10 @@ class UnixTransport(Transport):
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through a Unix socket: {refusal}")
         deadline = time.monotonic() + timeout_s
-        return connect_lanes(address, lambda: local.dial(address, deadline), self._over, self._node, KIND, deadline)
+        return connect_lanes(address, lambda: unix_rendezvous.dial(address, deadline), self._over, self._node, KIND, deadline)
 
     def _over(self, socks: list[socket.socket]) -> UnixConnection:
-        pid, _ = local.credentials(socks[0])
+        pid, _ = unix_rendezvous.credentials(socks[0])
         for sock in socks:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         return UnixConnection(socks, f"unix://process {pid}", self._node, self._slab)

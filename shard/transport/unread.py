@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from shard.ring import HEAD_WORD
+from shard.memory.ring import HEAD_WORD
 
 RECORDS_MAX = 64  # after so many the ring's head is looked at: it changes under the reader, and a look costs a cache line
 

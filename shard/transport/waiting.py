@@ -18,7 +18,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from shard.reactor import Reactor
+from shard.loop.reactor import Reactor
 
 
 class Waiting:

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from shard import ClosedError, Future, PeerLostError, RestartPolicy, ShardError, ShardGroup, failpoints, slab
+from shard import ClosedError, Future, PeerLostError, RestartPolicy, ShardError, ShardGroup, failpoints
+from shard.memory import slab
 from tests.faults import group_load
 from tests.faults.group_load import DeathClock, Outcomes
 from tests.faults.zygote import Life

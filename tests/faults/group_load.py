@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shard import Future, ShardError, Slab, failpoints, slab, this_shard
-from shard.mesh import Lane
+from shard import Future, ShardError, Slab, failpoints, this_shard
+from shard.group.mesh import Lane
+from shard.memory import slab
 from shard.transport.shm_connection import INLINE_BYTES_MAX
 
 SIZES_BYTES = (0, 100, 3000, INLINE_BYTES_MAX + 1, 70_000)  # some travel in the record, some are lent

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shard import Connection, Limits, PeerLostError, Reactor, Slab, slab
-from shard.segment import Segment
+from shard import Connection, Limits, PeerLostError, Reactor, Slab
+from shard.memory import slab
+from shard.memory.segment import Segment
 from shard.transport import Blocks
 from shard.transport.shm_connection import INLINE_BYTES_MAX, connection_over
 from tests.faults.zygote import Life

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shard import ClosedError, PeerLostError, Slab
-from shard.segment import Segment
+from shard.memory.segment import Segment
 from shard.transport.rings import make_rings
 from tests.faults.party import DEADLINE_S, RING_BYTES, Party, converse
 from tests.faults.rounds import ROUNDS, Census, Rounds, points_of

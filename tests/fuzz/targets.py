@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from prpc_engine.archive import DECODE_ERRORS, ArchiveError, Decoder
 from shard import AuthenticationError, Limits, RemoteProtocolError
-from shard.frame import FrameDecoder
-from shard.handshake import ACCEPTED, CLAIM_BYTES, HELLO, PROOF_BYTES, Acceptor, Connector
+from shard.transport.frame import FrameDecoder
+from shard.transport.handshake import ACCEPTED, CLAIM_BYTES, HELLO, PROOF_BYTES, Acceptor, Connector
 
 LIMITS = Limits(body_bytes_max=1 << 20, blocks_bytes_max=1 << 20, blocks_max=16)
 SECRET, KIND, CONNECTOR_NONCE, ACCEPTOR_NONCE = b"secret", 1, b"1" * 32, b"2" * 32

@@ -21,7 +21,7 @@ class Mutation(NamedTuple):
 
 ALLOW = "tests/prpc_engine/test_allow.py tests/prpc_engine/test_allow_in_a_job.py"
 RETRY = "tests/prpc_engine/test_retry.py"
-DEDUPE = "tests/prpc_engine/test_dedupe.py"
+DEDUPE = "tests/prpc_engine/test_once_window.py"
 LEDGER = "tests/prpc_engine/kv/test_ledger.py"
 LEASES = "tests/shard/test_leases.py"
 HANDSHAKE = "tests/shard/test_handshake.py"
@@ -34,63 +34,63 @@ MUTATIONS = (
     # -- who may call what ---------------------------------------------------------------------------------------------
     Mutation(
         "a rule lets every method through",
-        "prpc_engine/allow.py",
+        "prpc_engine/settings/allow.py",
         "and any(fnmatchcase(method, pattern) for pattern in self.methods)",
         "and any(True for pattern in self.methods)",
         ALLOW,
     ),
     Mutation(
         "a rule lets everybody through",
-        "prpc_engine/allow.py",
+        "prpc_engine/settings/allow.py",
         "and any(_is(identity, who) for who in self.who)",
         "and any(True for who in self.who)",
         ALLOW,
     ),
     Mutation(
         "any secret is the one that a rule names",
-        "prpc_engine/allow.py",
+        "prpc_engine/settings/allow.py",
         "return identity.secret == name",
         "return bool(identity.secret)",
         ALLOW,
     ),
     Mutation(
         "a user of another number is the same user",
-        "prpc_engine/allow.py",
+        "prpc_engine/settings/allow.py",
         'return kind == "any" or identity.same_user',
         'return kind == "any" or True',
         ALLOW,
     ),
     Mutation(
         "the allow list is not asked for plain methods",
-        "prpc_engine/server.py",
+        "prpc_engine/rpc/server.py",
         "        if self._allow is not None and self._forbids(peer, call_id, key):\n            return\n        try:",
         "        if False:\n            return\n        try:",
         IDENTITY,
     ),
     Mutation(
         "the allow list is not asked for async, stream and once methods",
-        "prpc_engine/server.py",
+        "prpc_engine/rpc/server.py",
         "if self._allow is not None and self._forbids(peer, call_id, key):\n            return\n        if self._is_doubled",
         "if False:\n            return\n        if self._is_doubled",
         IDENTITY,
     ),
     Mutation(
         "a repeat of another method or peer is answered",
-        "prpc_engine/repeats.py",
+        "prpc_engine/rpc/repeats.py",
         "if first_key != key or not _is_the_same(first, connection.peer_identity):",
         "if False:",
         IDENTITY,
     ),
     Mutation(
         "a name is believed without its proof",
-        "shard/callers.py",
+        "shard/transport/callers.py",
         "return hmac.compare_digest(proof, known.proof(transcript))",
         "return True",
         HANDSHAKE,
     ),
     Mutation(
         "an acceptor believes any proof of the secret",
-        "shard/handshake.py",
+        "shard/transport/handshake.py",
         "if not hmac.compare_digest(proof, expected):",
         "if False:",
         HANDSHAKE,
@@ -98,14 +98,14 @@ MUTATIONS = (
     # -- who is there --------------------------------------------------------------------------------------------------
     Mutation(
         "a hello of another version is taken",
-        "shard/handshake.py",
+        "shard/transport/handshake.py",
         "if version != HANDSHAKE_VERSION:",
         "if False:",
         HANDSHAKE,
     ),
     Mutation(
         "a lane beyond the limit is taken",
-        "shard/handshake.py",
+        "shard/transport/handshake.py",
         "if not number < count <= lanes_max:",
         "if not number < count:",
         HANDSHAKE,
@@ -113,49 +113,49 @@ MUTATIONS = (
     # -- calls that may have run -----------------------------------------------------------------------------------------
     Mutation(
         "a call that may have run is retried though it is not idempotent",
-        "prpc_engine/retry.py",
+        "prpc_engine/client/retry.py",
         "if isinstance(error, MaybeExecuted | DeadlineExceeded) and not is_idempotent:",
         "if isinstance(error, DeadlineExceeded) and not is_idempotent:",
         RETRY,
     ),
     Mutation(
         "a repeat of a once method goes to another process",
-        "prpc_engine/retry.py",
+        "prpc_engine/client/retry.py",
         "            self.only = route\n",
         "            self.only = None\n",
         f"{RETRY} tests/prpc_engine/test_once.py",
     ),
     Mutation(
         "retries have no bound of attempts",
-        "prpc_engine/retry.py",
+        "prpc_engine/client/retry.py",
         "if self._sent >= self._policy.attempts_max:",
         "if self._sent >= 1000 * self._policy.attempts_max:",
         RETRY,
     ),
     Mutation(
         "retries take nothing from the budget",
-        "prpc_engine/retry.py",
+        "prpc_engine/client/retry.py",
         "            self._saved -= 1.0\n",
         "            self._saved -= 0.0\n",
         RETRY,
     ),
     Mutation(
         "an error claims that nothing ran where an earlier attempt may have",
-        "prpc_engine/retry.py",
+        "prpc_engine/client/retry.py",
         "if self.may_have_run and isinstance(error, NotSent | Rejected):",
         "if False:",
         RETRY,
     ),
     Mutation(
         "what is below a caller's floor runs again",
-        "prpc_engine/dedupe.py",
+        "prpc_engine/rpc/once.py",
         "if (call_id > floor) if floor is not None",
         "if (call_id >= 0) if floor is not None",
         DEDUPE,
     ),
     Mutation(
         "a forgotten caller's repeat runs again",
-        "prpc_engine/dedupe.py",
+        "prpc_engine/rpc/once.py",
         "            self._floors_are_gone = True\n",
         "            pass\n",
         DEDUPE,
@@ -163,21 +163,21 @@ MUTATIONS = (
     # -- pushes ----------------------------------------------------------------------------------------------------------
     Mutation(
         "a push that was applied is applied again",
-        "prpc_engine/kv/ledger.py",
+        "prpc_engine/kv/consistency/ledger.py",
         "return APPLIED if sequence <= known.floor or sequence in known.above else NEW",
         "return APPLIED if sequence <= known.floor else NEW",
         LEDGER,
     ),
     Mutation(
         "a push from below the window is applied again",
-        "prpc_engine/kv/ledger.py",
+        "prpc_engine/kv/consistency/ledger.py",
         "if sequence <= known.highest - WINDOW:",
         "if sequence <= known.highest - 2 * WINDOW:",
         LEDGER,
     ),
     Mutation(
         "two ledgers that come together forget what one has applied",
-        "prpc_engine/kv/ledger.py",
+        "prpc_engine/kv/consistency/ledger.py",
         "            known.above.update((int(highest) + _BITS[row]).tolist())\n",
         "            known.above = set((int(highest) + _BITS[row]).tolist())\n",
         LEDGER,
@@ -185,42 +185,42 @@ MUTATIONS = (
     # -- leases ----------------------------------------------------------------------------------------------------------
     Mutation(
         "a lease may be returned twice",
-        "shard/leases.py",
+        "shard/memory/leases.py",
         "        entry = self._lent.pop(lease, None)\n        if entry is None:\n            raise",
         "        entry = self._lent.pop(lease, None)\n        if entry is None:\n            return\n            raise",
         LEASES,
     ),
     Mutation(
         "a block that was lent is never free again",
-        "shard/leases.py",
+        "shard/memory/leases.py",
         "        # failpoint: lease.taken_back\n        self._release(entry[0])\n",
         "        # failpoint: lease.taken_back\n",
         LEASES,
     ),
     Mutation(
         "a peer may lend under a number that is held",
-        "shard/leases.py",
+        "shard/memory/leases.py",
         '        """\n        if lease in self.held_since:',
         '        """\n        if False:',
         LEASES,
     ),
     Mutation(
         "what is lent can be mapped for writing",
-        "shard/segment.py",
+        "shard/memory/segment.py",
         "(future_write_seal() if lent else 0)",
         "0",
         "tests/shard/test_segment.py",
     ),
     Mutation(
         "a segment that its maker can cut short is mapped",
-        "shard/segment.py",
+        "shard/memory/segment.py",
         "or seals & seals_wanted != seals_wanted",
         "or False",
         "tests/shard/test_segment.py",
     ),
     Mutation(
         "a sparse segment is mapped",
-        "shard/segment.py",
+        "shard/memory/segment.py",
         "if status.st_size < 1 or status.st_blocks * 512 < status.st_size:",
         "if status.st_size < 1:",
         "tests/shard/test_segment.py",

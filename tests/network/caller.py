@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard import Connection, Node, Reactor, ShardError, Slab, TcpTransport
-from shard.handshake import ACCEPTED, CLAIM_BYTES, HELLO, PROOF_BYTES
 from shard.transport import Blocks
+from shard.transport.handshake import ACCEPTED, CLAIM_BYTES, HELLO, PROOF_BYTES
 from tests.certificates import Files
 from tests.network.echo_server import SECRET, lanes_of, limits
 from tests.network.proxy import set_buffers

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shard.handshake import ACCEPTED, MAGIC
+from shard.transport.handshake import ACCEPTED, MAGIC
 
 
 def _send(sock: _socket.socket, data: Any, flags: int = 0) -> int:

@@ -10,8 +10,8 @@ import pytest
 
 from prpc_engine import Master, RpcService, errors
 from shard import PeerLostError, RemoteProtocolError, UnreachableError
-from shard.frame import HEADER
 from shard.transport.checked import HEAD, TAIL
+from shard.transport.frame import HEADER
 from tests.network.caller import HANDSHAKE_BYTES, Caller
 from tests.network.echo_server import EchoServer
 from tests.network.faults import Action, Fault, Pace, Plan, one_way

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shard import PeerLostError, RemoteProtocolError, ShardError, UnreachableError
-from shard.frame import HEADER
+from shard.transport.frame import HEADER
 from tests.network.caller import HANDSHAKE_BYTES, Caller, Message, Outcome
 from tests.network.echo_server import EchoServer
 from tests.network.faults import Action, Fault, Plan, one_way

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from shard import AuthenticationError, PeerLostError, RemoteProtocolError, UnreachableError
-from shard.frame import HEADER
-from shard.handshake import HELLO, PROOF_BYTES, REFUSED
+from shard.transport.frame import HEADER
+from shard.transport.handshake import HELLO, PROOF_BYTES, REFUSED
 from tests.certificates import Authority, Files
 from tests.network.caller import HANDSHAKE_BYTES, Caller, Message
 from tests.network.echo_server import EchoServer

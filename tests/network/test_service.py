@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from prpc_engine import Master, RetryPolicy, RpcClient, RpcService, errors, idempotent
-from prpc_engine.message import HEADER
+from prpc_engine.rpc.message import HEADER
 from tests.network.caller import HANDSHAKE_BYTES
 from tests.network.faults import Action, Fault, Pace, Plan, one_way
 from tests.network.proxy import Proxy

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from prpc_engine import Master, mender
+from prpc_engine import Master
+from prpc_engine.client import dispatcher
 from prpc_engine.master import session
 from tests.prpc_engine.processes import PATIENCE_S
 from tests.prpc_engine.workloads.farm import Farm
@@ -21,7 +22,7 @@ def master() -> Iterator[Master]:
 @pytest.fixture
 def patient_describe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed calls are repeated because a server says that they may be, however late it says so."""
-    monkeypatch.setattr(mender, "DESCRIBE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(dispatcher, "DESCRIBE_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

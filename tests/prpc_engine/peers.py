@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from prpc_engine.archive import Archive
-from prpc_engine.call import Call
-from prpc_engine.message import method_key
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server
+from prpc_engine.rpc.call import Call
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server
 from shard import DEFAULT_LIMITS, Limits, Reactor, Slab
 from shard.transport.memory import pair
 

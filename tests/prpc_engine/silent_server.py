@@ -12,8 +12,8 @@ import sys
 import time
 from typing import Any
 
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server
 from shard import Connection, Limits, Node, Reactor, Slab, TcpTransport
 from tests.prpc_engine.peers import TARGET
 

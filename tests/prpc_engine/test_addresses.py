@@ -9,7 +9,7 @@ import pytest
 
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.master.client import CommInfo
-from prpc_engine.paths import Refusal
+from prpc_engine.rpc.paths import Refusal
 
 
 def test_who_is_closed_has_no_address_any_more() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.allow import DECISIONS_MAX, RULES_MAX, AllowList, Rule, rules_from
 from prpc_engine.errors import ConfigError
-from shard.identity import PeerIdentity
+from prpc_engine.settings.allow import DECISIONS_MAX, RULES_MAX, AllowList, Rule, rules_from
+from shard.transport.identity import PeerIdentity
 
 NOBODY = PeerIdentity()
 HOLDER = PeerIdentity(secret="job")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prpc_engine import Master, RpcService, errors
-from prpc_engine.allow import AllowList, Rule
+from prpc_engine.settings.allow import AllowList, Rule
 from tests.prpc_engine.handlers import Plain
 
 

@@ -20,9 +20,9 @@ import pytest
 
 import prpc_engine
 from prpc_engine import NO_SECRET, Master, RpcClient, RpcService, errors
-from prpc_engine.config import secret_from
+from prpc_engine.settings.config import secret_from
 from shard import DEFAULT_LIMITS, Limits, usable_cores
-from shard.handshake import HELLO, PROOF_BYTES, Connector
+from shard.transport.handshake import HELLO, PROOF_BYTES, Connector
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prpc_engine import errors
-from prpc_engine.balance import (
+from prpc_engine.client.balance import (
     EJECTED_SHARE_MAX,
     EJECTION,
     FORGIVEN_S,

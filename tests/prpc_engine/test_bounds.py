@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from prpc_engine import Deferred, Master, MasterClient, RpcService, TreeEvent, errors
-from prpc_engine.about import ABOUT_TARGET
 from prpc_engine.master import methods, namespace, session, watch
 from prpc_engine.master.namespace import RegistryError
 from prpc_engine.master.protocol import MASTER_ROUTE, WATCH_TARGET
 from prpc_engine.master.registry import Registry
 from prpc_engine.master.session import HEARTBEAT, OPEN
 from prpc_engine.master.tree import SessionRecord
-from prpc_engine.message import HEADER, REQUEST, method_key
-from prpc_engine.server import Bounds, Server
+from prpc_engine.node.node_info import ABOUT_TARGET
+from prpc_engine.rpc.message import HEADER, REQUEST, method_key
+from prpc_engine.rpc.server import Bounds, Server
 from shard import CancelledError, Future, Limits
 from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.peers import TARGET, Pair, Route

@@ -8,8 +8,8 @@ import pytest
 
 import prpc_engine
 from prpc_engine import errors
-from prpc_engine.message import method_key
-from prpc_engine.server import Server
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.server import Server
 from shard import Future, Reactor
 from tests.helpers import ManualClock
 from tests.prpc_engine.peers import TARGET, Pair, Route

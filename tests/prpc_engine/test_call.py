@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from prpc_engine.call import NEVER, SENDING_LOOKS_MAX, Call, CallTable
 from prpc_engine.errors import Cancelled, DeadlineExceeded, MaybeExecuted, RpcError
+from prpc_engine.rpc.call import NEVER, SENDING_LOOKS_MAX, Call, CallTable
 
 
 def enter(table: CallTable, deadline: float = NEVER) -> Call:

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from prpc_engine import HedgePolicy, Master, RpcService, directory, errors, idempotent, node
-from prpc_engine.directory import Directory
+from prpc_engine import HedgePolicy, Master, RpcService, errors, idempotent
+from prpc_engine.client import directory
+from prpc_engine.client.directory import Directory
+from prpc_engine.client.route import Route as Way
 from prpc_engine.master import master as master_module
 from prpc_engine.master.session import MasterSession
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer
-from prpc_engine.route import Route as Way
-from prpc_engine.server import Server
-from prpc_engine.serving import Servers
+from prpc_engine.node import node
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server
+from prpc_engine.service.serving import Servers
 from shard import PeerLostError
 from tests.prpc_engine.peers import Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.config import (
+from prpc_engine.errors import ConfigError
+from prpc_engine.master.master import host_and_port
+from prpc_engine.settings.config import (
     SECRET_LENGTH_MIN,
     SLAB_BYTES_MAX,
     TRANSPORTS,
@@ -19,9 +21,7 @@ from prpc_engine.config import (
     slab_bytes_max,
     transports_from,
 )
-from prpc_engine.errors import ConfigError
-from prpc_engine.master.master import host_and_port
-from prpc_engine.user_secret import NO_SECRET, UserSecret
+from prpc_engine.settings.user_secret import NO_SECRET, UserSecret
 from shard import DEFAULT_LIMITS, Limits
 
 

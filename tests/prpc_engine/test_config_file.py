@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.config import limits_from, load_limits, tcp_checksum_from
 from prpc_engine.errors import ConfigError
+from prpc_engine.settings.config import limits_from, load_limits, tcp_checksum_from
 from shard import DEFAULT_LIMITS, Limits
 
 DEFAULT_FILE = Path(__file__).parents[2] / "configs" / "default.toml"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Dealer, ErrorCode, Master, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
-from prpc_engine.mailbox import Mailbox
+from prpc_engine.client.mailbox import Mailbox
 from shard import Future, ShmFull
 from tests.helpers import ManualWaiter
 from tests.prpc_engine.processes import wait_until
@@ -176,7 +176,7 @@ def test_a_message_put_before_the_wait_is_received_without_one() -> None:
 
 
 def test_a_dealer_that_never_receives_is_told_to(nodes: tuple[RpcService, RpcService], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prpc_engine.dealer.REQUESTS_MAX", 3)
+    monkeypatch.setattr("prpc_engine.client.dealer.REQUESTS_MAX", 3)
     server = nodes[0].create_server("unheard")
     answering = server.create_dealer()
     with nodes[1].create_client("unheard") as client, client.create_dealer() as dealer:

@@ -10,20 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from prpc_engine import (
-    Dealer,
-    ErrorCode,
-    Master,
-    RpcClient,
-    RpcRequest,
-    RpcResponse,
-    RpcServer,
-    RpcService,
-    Terminated,
-    client,
-    errors,
-)
-from prpc_engine.mailbox import Ending, Mailbox
+from prpc_engine import Dealer, ErrorCode, Master, RpcClient, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
+from prpc_engine.client import client
+from prpc_engine.client.mailbox import Ending, Mailbox
 from tests.program import Program, halt
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -85,7 +74,7 @@ def test_a_request_whose_deadline_has_passed_is_not_received_though_the_reactor_
     asking.send_request(RpcRequest("hasty again"), timeout_s=500.0)
     wait_until(lambda: world.queued == 2, "the other requests")
     now = time.monotonic()
-    monkeypatch.setattr("prpc_engine.dealer.time.monotonic", lambda: now + 700.0)
+    monkeypatch.setattr("prpc_engine.client.dealer.time.monotonic", lambda: now + 700.0)
     assert received(answering) == ["patient"]
     assert not answering.send_response(RpcResponse(kept, "too late"))
 
@@ -103,7 +92,7 @@ def test_a_request_that_was_given_up_is_handed_to_no_dealer_and_its_answer_is_re
 
 
 def test_requests_that_are_over_lock_no_living_ones_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prpc_engine.dealer.QUEUE_REQUESTS_MAX", 50)
+    monkeypatch.setattr("prpc_engine.client.dealer.QUEUE_REQUESTS_MAX", 50)
     asking, answering = world.client.create_dealer(), world.server.create_dealer()
     for _ in range(3):
         for _ in range(50):

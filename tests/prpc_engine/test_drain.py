@@ -11,8 +11,8 @@ import pytest
 
 import prpc_engine
 from prpc_engine import Deferred, Master, RpcService, errors
-from prpc_engine.message import method_key
-from prpc_engine.server import Bounds, Server
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.server import Bounds, Server
 from shard import Future
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until

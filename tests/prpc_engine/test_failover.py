@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcServer, RpcService, errors, idempotent, mender, once
+from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcServer, RpcService, errors, idempotent, once
+from prpc_engine.client import dispatcher
 from prpc_engine.master.client import MasterClient
 from tests.program import Program
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
@@ -227,7 +228,7 @@ def test_what_may_be_repeated_is_known_from_the_registration_and_no_busy_server_
     master: Master, monkeypatch: pytest.MonkeyPatch, fifo: str
 ) -> None:
     """The server that is left is in the middle of a handler when the other one dies: it can say nothing for a while."""
-    monkeypatch.setattr(mender, "DESCRIBE_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(dispatcher, "DESCRIBE_TIMEOUT_S", 0.001)
     with (
         Program("tests.prpc_engine.test_failover", master.address) as one,
         Program("tests.prpc_engine.test_failover", master.address) as two,

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prpc_engine import HedgePolicy, Master, RpcClient, RpcService, errors, idempotent, metrics
-from prpc_engine.call_figures import SAMPLE_EVERY
-from prpc_engine.shard_figures import NodeFigures
+from prpc_engine.client.call_figures import SAMPLE_EVERY
+from prpc_engine.service.shard_statistics import NodeFigures
 from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 

@@ -39,7 +39,7 @@ if __name__ == "__main__":
         refused(errors.ShmFull, lambda: prpc_engine.empty((1000,)))
         refused(shard.ShardError, lambda: shard.ShardGroup(1))
         os.environ["PRPC_HOME"] = sys.argv[1]
-        refused(errors.ConfigError, prpc_engine.user_secret.user_secret)
+        refused(errors.ConfigError, prpc_engine.settings.user_secret.user_secret)
     print("all is well")
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, errors
-from prpc_engine.server import TASKS_MAX
+from prpc_engine.rpc.server import TASKS_MAX
 from tests.prpc_engine.processes import PATIENCE_S, Program, ServerProcess, wait_connected, wait_until
 
 MANY_ROWS = 1_000_000_000

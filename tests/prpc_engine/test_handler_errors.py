@@ -15,7 +15,7 @@ from prpc_engine import Call, Deferred, Master, RpcClient, RpcService, idempoten
 from prpc_engine.archive import register
 from prpc_engine.archive.classes import by_class, by_name
 from prpc_engine.errors import BadArguments, DeadlineExceeded, RemoteError, RpcError
-from prpc_engine.failures import ERROR_BYTES_MAX, HOPS_MAX
+from prpc_engine.rpc.failure_codes import ERROR_BYTES_MAX, HOPS_MAX
 from shard import CancelledError
 from tests.program import Program
 from tests.prpc_engine.processes import PATIENCE_S, wait_until

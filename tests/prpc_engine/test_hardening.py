@@ -14,10 +14,10 @@ import pytest
 import prpc_engine
 import shard
 from prpc_engine import Master, RpcService, errors
-from prpc_engine.allow import AllowList, Rule
-from prpc_engine.config import TlsSettings, load_limits, tls_from
-from prpc_engine.message import method_key
-from prpc_engine.server import Server
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.server import Server
+from prpc_engine.settings.allow import AllowList, Rule
+from prpc_engine.settings.config import TlsSettings, load_limits, tls_from
 from shard.one_line import Lines, escaped
 from tests.certificates import Authority
 from tests.prpc_engine.peers import TARGET, Pair, Route

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prpc_engine import errors
-from prpc_engine.call import NEVER
-from prpc_engine.hedge import (
+from prpc_engine.client.hedge import (
     BUCKETS_PER_DOUBLING,
     HEDGE_DELAY_S_MIN,
     HEDGE_SHARE,
@@ -23,7 +22,8 @@ from prpc_engine.hedge import (
     LatencyQuantile,
     Race,
 )
-from prpc_engine.retry import RetryBudget
+from prpc_engine.client.retry import RetryBudget
+from prpc_engine.rpc.call import NEVER
 from tests.helpers import ManualClock
 
 REMOTE = errors.RemoteError("boom", type_name="ValueError", remote_message="boom", remote_traceback="")

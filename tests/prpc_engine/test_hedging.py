@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from prpc_engine import Deferred, HedgePolicy, Master, RetryPolicy, RpcClient, RpcService, errors, idempotent
-from prpc_engine.hedge import HEDGE_SHARE
-from prpc_engine.hedging import HedgingClient
-from prpc_engine.retry import BUDGET_PER_S, BUDGET_RESERVE
+from prpc_engine.client.hedge import HEDGE_SHARE
+from prpc_engine.client.hedging import HedgingClient
+from prpc_engine.client.retry import BUDGET_PER_S, BUDGET_RESERVE
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 

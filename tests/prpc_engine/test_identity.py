@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from prpc_engine import Master, RpcService, bulk, errors, once
-from prpc_engine.allow import AllowList, Rule
-from prpc_engine.call import NEVER, Call
-from prpc_engine.dealer import RpcRequest
-from prpc_engine.deferred import Deferred
-from prpc_engine.message import NOTIFY, OPEN, REPEAT, REQUEST, method_key
-from prpc_engine.server import Server
+from prpc_engine.client.dealer import RpcRequest
+from prpc_engine.rpc.call import NEVER, Call
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.message import NOTIFY, OPEN, REPEAT, REQUEST, method_key
+from prpc_engine.rpc.server import Server
+from prpc_engine.settings.allow import AllowList, Rule
 from shard import Future
-from shard.identity import PeerIdentity
+from shard.transport.identity import PeerIdentity
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S
 
@@ -40,7 +40,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RpcService, RpcServ
     """A victim, whom the server knows as the same user, and an attacker that states the victim's incarnation."""
     with Master() as master, RpcService(master.address, transports=["shm", "tcp"], allow=ALLOW) as serving:
         serving.create_server("vault", Vault())
-        monkeypatch.setattr("prpc_engine.node.secrets.randbits", lambda bits: 4711)
+        monkeypatch.setattr("prpc_engine.node.node.secrets.randbits", lambda bits: 4711)
         with (
             RpcService(master.address, transports=["shm"]) as victim,
             RpcService(master.address, transports=["tcp"]) as attacker,

@@ -16,10 +16,10 @@ import pytest
 
 from prpc_engine import Bounds, Deferred, Lazy, Master, RpcClient, RpcRequest, RpcResponse, RpcService, errors
 from prpc_engine.archive import register
-from prpc_engine.call import Call
-from prpc_engine.message import method_key
-from prpc_engine.server import Server
-from prpc_engine.stream import incoming
+from prpc_engine.rpc.call import Call
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.stream import incoming
 from shard import ClosedError, Future
 from tests.prpc_engine.archives import same
 from tests.prpc_engine.peers import TARGET, Pair, Route

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, archive, errors
-from prpc_engine.config import secret_from
-from prpc_engine.message import (
+from prpc_engine.rpc.message import (
     CANCEL,
     CREDIT,
     END,
@@ -28,7 +27,8 @@ from prpc_engine.message import (
     Status,
     method_key,
 )
-from prpc_engine.peer import Peer
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.settings.config import secret_from
 from shard import Connection, ShardError, ShmTransport, Slab, TcpTransport
 from shard import Node as Identity
 from tests.prpc_engine.handlers import Handlers

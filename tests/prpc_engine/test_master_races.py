@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from prpc_engine import Master, RpcService, errors, service, serving
+from prpc_engine import Master, RpcService, errors
 from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient, TreeEvent
-from prpc_engine.master.joined import Joined
+from prpc_engine.master.registration import Joined
 from prpc_engine.master.session import MasterSession
 from prpc_engine.master.watch import Watches
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server
+from prpc_engine.service import service, serving
 from shard import Future, PeerLostError, ShardError
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.master_processes import MasterProcess

@@ -13,10 +13,10 @@ import pytest
 from prpc_engine import Master, errors
 from prpc_engine.master import watch
 from prpc_engine.master.client import MasterClient, SessionBackend, TreeEvent
-from prpc_engine.master.joined import Joined
+from prpc_engine.master.registration import Joined
 from prpc_engine.master.session import MasterSession
-from prpc_engine.peer import Peer
-from prpc_engine.server import Server
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.server import Server
 from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.test_master_races import session_of, watches_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prpc_engine.message import (
+from prpc_engine.rpc.message import (
     CANCEL,
     CREDIT,
     END,

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prpc_engine import Master, RpcClient, RpcService, errors, metrics
-from prpc_engine.serving import RpcServer
+from prpc_engine.service.serving import RpcServer
 from tests.ports import hold_port
 from tests.prpc_engine.handlers import Handlers, Plain
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until

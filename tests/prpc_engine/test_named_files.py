@@ -22,7 +22,7 @@ PROGRAM = """
 import os, resource, sys
 from pathlib import Path
 from prpc_engine.accumulator import snapshot_file
-from prpc_engine.config import TlsSettings, read_config, secret_from, tls_from
+from prpc_engine.settings.config import TlsSettings, read_config, secret_from, tls_from
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.read import read_manifest

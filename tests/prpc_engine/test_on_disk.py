@@ -19,7 +19,7 @@ from prpc_engine.cli.endpoint_map import _write
 from prpc_engine.errors import JournalError
 from prpc_engine.master.journal import RECORD, Journal, encode_header, encode_record
 from prpc_engine.master.tree import Change, Kind, Tree
-from shard.core_locks import CoreLocks
+from shard.group.core_locks import CoreLocks
 from tests.disk import watched_disk
 from tests.prpc_engine.kv.checkpoint.jobs import create_tables, local_job, train
 

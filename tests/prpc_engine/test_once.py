@@ -17,11 +17,11 @@ import pytest
 from numpy.typing import NDArray
 
 from prpc_engine import Bounds, HedgePolicy, Master, RetryPolicy, RpcClient, RpcService, errors, idempotent, once
-from prpc_engine.call import CALL_ID_BITS, NEVER, Call, CallTable
-from prpc_engine.message import REPEAT, REQUEST
-from prpc_engine.method import describe
-from prpc_engine.retry import BUDGET_SHARE, ONLY_THERE, GiveUp, Retry, RetryBudget, RetryState
-from prpc_engine.server import Server
+from prpc_engine.client.retry import BUDGET_SHARE, ONLY_THERE, GiveUp, Retry, RetryBudget, RetryState
+from prpc_engine.rpc.call import CALL_ID_BITS, NEVER, Call, CallTable
+from prpc_engine.rpc.message import REPEAT, REQUEST
+from prpc_engine.rpc.method import describe
+from prpc_engine.rpc.server import Server
 from shard import Future
 from tests.faults.zygote import Life
 from tests.helpers import ManualClock

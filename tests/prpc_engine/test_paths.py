@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prpc_engine.paths import FAILURES_MAX, HEALTHY_S, PAIRS_MAX, REST_S, REST_S_MAX, Choice, Paths, Refusal
+from prpc_engine.rpc.paths import FAILURES_MAX, HEALTHY_S, PAIRS_MAX, REST_S, REST_S_MAX, Choice, Paths, Refusal
 
 NODE = "memory://1"
 BOTH = ("shm", "tcp")

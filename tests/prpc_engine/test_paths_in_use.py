@@ -12,7 +12,7 @@ import pytest
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import MaybeExecuted, RemoteError
 from shard import Connection, RemoteProtocolError
-from shard.ring import TAIL_WORD
+from shard.memory.ring import TAIL_WORD
 from shard.transport.shm_connection import ShmConnection
 from shard.transport.socket_lane import SocketLane
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_until
@@ -89,7 +89,7 @@ def never(service: RpcService) -> Any:
 
 MAPLESS = """
 from prpc_engine import RpcService
-from shard.segment import Segment
+from shard.memory.segment import Segment
 
 attach = Segment.attach
 

@@ -10,8 +10,8 @@ from prpc_engine import Master, RpcService, Server, errors
 from prpc_engine.cluster.endpoint import Place
 from prpc_engine.demo.roles import Job
 from prpc_engine.demo.settings import Settings
-from prpc_engine.sharded import ShardSettings
-from prpc_engine.user_secret import UserSecret, user_secret
+from prpc_engine.service.in_shard import ShardSettings
+from prpc_engine.settings.user_secret import UserSecret, user_secret
 from shard import DEFAULT_LIMITS
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S

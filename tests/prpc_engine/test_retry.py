@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prpc_engine import errors
-from prpc_engine.balance import Balancer
-from prpc_engine.call import NEVER
-from prpc_engine.retry import (
+from prpc_engine.client.balance import Balancer
+from prpc_engine.client.retry import (
     ATTEMPTS_MAX,
     BUDGET_RESERVE,
     FAILURES_TOLD_MAX,
@@ -25,6 +24,7 @@ from prpc_engine.retry import (
     RetryState,
     is_retriable,
 )
+from prpc_engine.rpc.call import NEVER
 from tests.helpers import ManualClock
 
 REMOTE = errors.RemoteError("boom", type_name="ValueError", remote_message="boom", remote_traceback="")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.config import load_limits
+from prpc_engine.settings.config import load_limits
 from shard import DEFAULT_LIMITS, Limits
 
 FOLDER = Path(__file__).parents[2] / "configs"

@@ -284,7 +284,7 @@ def test_large_results_do_not_use_up_the_slab(world: World) -> None:
     for _ in range(200):
         world.client.call("shared", 1_000_000)
         world.client.call("double", np.ones(500_000))
-    wait_until(lambda: prpc_engine.slab.default_slab().statistics().blocks_used <= 8, "the end of the leases")
+    wait_until(lambda: prpc_engine.node.slab.default_slab().statistics().blocks_used <= 8, "the end of the leases")
 
 
 def test_a_deadline_that_is_not_reached_does_nothing(world: World) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import prpc_engine
-from prpc_engine import Master, RpcClient, RpcService, slab
+from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import Cancelled, Closed, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
+from prpc_engine.node import slab
 from shard import ForkedError
 from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected, wait_until

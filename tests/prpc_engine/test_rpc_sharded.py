@@ -193,12 +193,12 @@ def test_a_service_that_is_closed_makes_no_sharded_servers(services: tuple[RpcSe
 
 def test_shards_that_cannot_be_started_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Master(secret="the right secret") as master:
-        monkeypatch.setattr("prpc_engine.service.ShardSettings", _settings_with_another_secret)
+        monkeypatch.setattr("prpc_engine.service.service.ShardSettings", _settings_with_another_secret)
         with pytest.raises((RpcError, ShardError)):
             RpcService(master=master.address, shards=1, secret="the right secret")
 
 
 def _settings_with_another_secret(**settings: object) -> object:
-    from prpc_engine.sharded import ShardSettings
+    from prpc_engine.service.in_shard import ShardSettings
 
     return ShardSettings(**{**settings, "secret": b"wrong"})  # type: ignore[arg-type]

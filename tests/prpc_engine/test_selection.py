@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcService, node, paths
+from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import Cancelled, ConfigError, MaybeExecuted, NotSent
-from prpc_engine.paths import FAILURES_MAX, Choice
-from prpc_engine.peer import Peer
+from prpc_engine.node import node
+from prpc_engine.rpc import paths
+from prpc_engine.rpc.paths import FAILURES_MAX, Choice
+from prpc_engine.rpc.peer import Peer
 from shard import Limits, PeerLostError, RemoteProtocolError, ShmFull, UnreachableError
-from shard.ring import TAIL_WORD
+from shard.memory.ring import TAIL_WORD
 from shard.transport import shm, shm_connection
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_connected, wait_until
 from tests.shard.small_memory import run_with_memory
@@ -163,7 +165,7 @@ def test_a_peer_that_cannot_attach_the_segment_is_reached_over_unix(master: Mast
     """It has no descriptor left for the mapping, or is not let."""
     script = f"""
 from prpc_engine import RpcService
-from shard.segment import Segment
+from shard.memory.segment import Segment
 
 def attach(fd, *args, **kwargs):
     raise OSError(24, "Too many open files")

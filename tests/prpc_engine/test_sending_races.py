@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from prpc_engine import Deferred, HedgePolicy, Master, RpcClient, once
-from prpc_engine.call import TIMEOUT_S, CallTable
-from prpc_engine.peer import Peer
-from prpc_engine.route import Route
+from prpc_engine.client.route import Route
+from prpc_engine.rpc.call import TIMEOUT_S, CallTable
+from prpc_engine.rpc.peer import Peer
 from shard import PeerLostError
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 from tests.prpc_engine.test_client_races import World as Services

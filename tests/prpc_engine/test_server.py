@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from prpc_engine import Deferred, errors, once
-from prpc_engine.message import HEADER, REPLY, REQUEST, method_key
-from prpc_engine.method import public_methods
-from prpc_engine.peer import calling_peer
-from prpc_engine.server import Bounds, Server
+from prpc_engine.rpc.message import HEADER, REPLY, REQUEST, method_key
+from prpc_engine.rpc.method import public_methods
+from prpc_engine.rpc.peer import calling_peer
+from prpc_engine.rpc.server import Bounds, Server
 from shard import Future
 from tests.prpc_engine.peers import TARGET, Pair, Route
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from prpc_engine import errors
-from prpc_engine.call import Call
-from prpc_engine.message import method_key
-from prpc_engine.peer import Peer
+from prpc_engine.rpc.call import Call
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.peer import Peer
 from shard import Limits, Node, Reactor, Slab, TcpTransport
 from tests.network.namespaces import Network, network_or_skip
 from tests.program import PATIENCE_S, Program

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcService, directory, errors, incoming, mender
-from prpc_engine.call import Call
+from prpc_engine import Master, RpcClient, RpcService, errors, incoming
+from prpc_engine.client import directory, dispatcher
+from prpc_engine.client.retry import AT_ONCE, RetryPolicy
 from prpc_engine.master.registry import ServerEntry
-from prpc_engine.peer import Peer
-from prpc_engine.retry import AT_ONCE, RetryPolicy
-from prpc_engine.serving import RpcServer
+from prpc_engine.rpc.call import Call
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.service.serving import RpcServer
 from shard import Limits
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Plain
@@ -60,7 +61,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(mender, "CONNECT_TIMEOUT_S", PATIENCE_S)  # who connects to the hole is at it until that is closed
+    monkeypatch.setattr(dispatcher, "CONNECT_TIMEOUT_S", PATIENCE_S)  # who connects to the hole is at it until that is closed
     with (
         Master() as master,
         RpcService(master.address, transports=["tcp"]) as serving,
@@ -162,7 +163,7 @@ def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_r
 
 
 def test_so_many_servers_are_connected_to_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mender, "CONNECTORS_MAX", 1)
+    monkeypatch.setattr(dispatcher, "CONNECTORS_MAX", 1)
     with (
         Blackhole() as second,
         world.client(world.hole.entry("test", 0), second.entry("test", 1), world.entry(2), retry=AT_ONCE) as client,

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from prpc_engine import errors
-from prpc_engine.context import remaining_s
-from prpc_engine.deferred import Deferred
-from prpc_engine.halves import WINDOW_ITEMS
-from prpc_engine.message import method_key
-from prpc_engine.method import idempotent
-from prpc_engine.peer import EXPIRED_MAX, calling_peer
-from prpc_engine.server import Bounds, Server
-from prpc_engine.stream import Stream, incoming
+from prpc_engine.rpc.context import remaining_s
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.flow_control import WINDOW_ITEMS
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.method import idempotent
+from prpc_engine.rpc.peer import EXPIRED_MAX, calling_peer
+from prpc_engine.rpc.server import Bounds, Server
+from prpc_engine.rpc.stream import Stream, incoming
 from shard import BackpressureError, Future
 from tests.helpers import ManualClock
 from tests.prpc_engine.peers import TARGET, Pair, Route
@@ -248,7 +248,7 @@ def test_a_deferred_answer_may_go_on_when_its_caller_gives_the_call_up(world: Wo
 
 def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    monkeypatch.setattr("prpc_engine.peer.monotonic", clock)
+    monkeypatch.setattr("prpc_engine.rpc.peer.monotonic", clock)
     handlers = Handlers()
     pair = Pair(Server("test", 0, TARGET, handlers), clock=clock)
     calls = [pair.ask("later", timeout_s=5.0) for _ in range(20 * EXPIRED_MAX)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService, errors
-from prpc_engine.stream import incoming
+from prpc_engine.rpc.stream import incoming
 from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 

@@ -12,10 +12,10 @@ import pytest
 
 from prpc_engine import Deferred, Master, RpcService, idempotent
 from prpc_engine.errors import BadArguments, ConfigError, RemoteError
-from prpc_engine.method import bulk
-from prpc_engine.server import Server
+from prpc_engine.rpc.method import bulk
+from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.timing import NEVER_NS, MethodTimer, MethodTiming, Timing
 from prpc_engine.support import ThreadGroup
-from prpc_engine.timing import NEVER_NS, MethodTimer, MethodTiming, Timing
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 NAP_S = 0.02

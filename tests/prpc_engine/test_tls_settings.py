@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from prpc_engine import Master, RpcService, errors
-from prpc_engine.allow import Rule
-from prpc_engine.config import TlsSettings, allow_from, check_environment, load_limits, tls_from
 from prpc_engine.errors import ConfigError
+from prpc_engine.settings.allow import Rule
+from prpc_engine.settings.config import TlsSettings, allow_from, check_environment, load_limits, tls_from
 from shard import DEFAULT_LIMITS
 from tests.certificates import Authority, Files
 from tests.prpc_engine.handlers import Plain

@@ -14,9 +14,9 @@ import pytest
 
 from prpc_engine import NO_SECRET, Master, RpcService, Server, ServerConfig, errors
 from prpc_engine.accumulator import AccumulatorServer
-from prpc_engine.config import check_exposure, secret_from
-from prpc_engine.local_job import Job
-from prpc_engine.user_secret import UserSecret, folder_of_user, user_secret
+from prpc_engine.settings.config import check_exposure, secret_from
+from prpc_engine.settings.local_job import Job
+from prpc_engine.settings.user_secret import UserSecret, folder_of_user, user_secret
 from shard import DEFAULT_LIMITS, AuthenticationError, Slab, TcpTransport
 from shard import Node as Identity
 
@@ -45,7 +45,7 @@ def test_it_is_made_at_first_use_for_its_user_alone_whatever_the_umask(home: Pat
 
 
 def test_processes_that_begin_together_agree(home: Path) -> None:
-    code = "from prpc_engine.user_secret import user_secret; print(user_secret().decode())"
+    code = "from prpc_engine.settings.user_secret import user_secret; print(user_secret().decode())"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)]
     assert len({one.communicate()[0] for one in started}) == 1
     (home / "secret").unlink()
@@ -79,7 +79,7 @@ def test_links_and_other_users_files_are_refused(home: Path, tmp_path: Path, mon
         user_secret()
     (home / "secret").unlink()
     user_secret()
-    monkeypatch.setattr("prpc_engine.user_secret.os.geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr("prpc_engine.settings.user_secret.os.geteuid", lambda: os.getuid() + 1)
     with pytest.raises(errors.ConfigError, match=f"belongs to user {os.getuid()}, not {os.getuid() + 1}"):
         user_secret()
     monkeypatch.undo()
@@ -114,7 +114,7 @@ def test_without_a_variable_it_is_in_the_home_folder_of_the_user_id(monkeypatch:
     where = folder_of_user()
     monkeypatch.setenv("HOME", "/nowhere")
     assert folder_of_user() == where
-    monkeypatch.setattr("prpc_engine.user_secret.pwd.getpwuid", lambda uid: {}[uid])
+    monkeypatch.setattr("prpc_engine.settings.user_secret.pwd.getpwuid", lambda uid: {}[uid])
     assert folder_of_user().name == f"prpc-{os.geteuid()}"
 
 

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shard import BULK, Future, ShardGroup, in_class, reactor, this_shard
-from shard.process import APPLICATION
+from shard import BULK, Future, ShardGroup, in_class, this_shard
+from shard.group.process import APPLICATION
+from shard.loop import reactor
 
 
 class OddError(Exception):

@@ -16,9 +16,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 
-from shard import DEFAULT_LIMITS, Reactor, Slab, reactor
-from shard.idle import Park
-from shard.segment import Segment
+from shard import DEFAULT_LIMITS, Reactor, Slab
+from shard.loop import reactor
+from shard.loop.idle import Park
+from shard.memory.segment import Segment
 from shard.transport.shm_connection import ShmConnection, connection_over
 
 MESSAGE = struct.Struct("<QQ")  # its number, and when it was sent: ns of the monotonic clock, which both processes read

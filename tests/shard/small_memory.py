@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shard import memory_room
+from shard.memory import memory_room
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0

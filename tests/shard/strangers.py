@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from shard.segment import F_ADD_SEALS
+from shard.memory.segment import F_ADD_SEALS
 
 
 def memfd(size_bytes: int, seals: int, sparse: bool = False) -> int:

@@ -6,8 +6,8 @@ import secrets
 
 import pytest
 
-from shard.callers import Callers
-from shard.handshake import (
+from shard.transport.callers import Callers
+from shard.transport.handshake import (
     ACCEPTED,
     ANEW,
     CLAIM_BYTES,

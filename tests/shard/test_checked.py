@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from shard import Node, RemoteProtocolError, Slab, TcpTransport, Transport
-from shard.handshake import CHECKED, Acceptor, Connector
 from shard.transport.checked import HEAD, RECORD_BYTES, STAGING_BYTES, TAIL, CheckedSocket
+from shard.transport.handshake import CHECKED, Acceptor, Connector
 from shard.transport.tcp_connection import TcpConnection
 from tests.shard.test_handshake import KIND, NONCE_ONE, NONCE_TWO, exchange, pack
 from tests.transport_contract import TransportContract, World

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shard.core_locks import CoreLocks
-from shard.cpu import placing_order, topology
+from shard.group.core_locks import CoreLocks
+from shard.group.cpu import placing_order, topology
 
 TIMEOUT_S = 30.0
 HOLD = """
 import sys, pathlib
-from shard.core_locks import CoreLocks
+from shard.group.core_locks import CoreLocks
 locks = CoreLocks.take(int(sys.argv[1]), pathlib.Path(sys.argv[2]), [int(core) for core in sys.argv[3:]])
 print(*locks.cores, flush=True)
 sys.stdin.read()

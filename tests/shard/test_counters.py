@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shard import CounterRow, Counters, RemoteProtocolError, ShardGroup, quantile_ns
-from shard.counters import LATENCY_BUCKETS, bucket, size_for
-from shard.segment import Segment
+from shard.memory.counters import LATENCY_BUCKETS, bucket, size_for
+from shard.memory.segment import Segment
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 
@@ -119,7 +119,7 @@ def test_the_busy_ratio_of_a_row_that_is_being_written_is_a_share_too() -> None:
 
 
 def test_shards_count_calls_failures_tasks_and_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.reactor.LATE_BELL_S", PATIENCE_S)  # as functions.bear_late_bells()
+    monkeypatch.setattr("shard.loop.reactor.LATE_BELL_S", PATIENCE_S)  # as functions.bear_late_bells()
     with ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S) as group:
         group.map(functions.bear_late_bells)
         for number in range(5):
@@ -152,7 +152,7 @@ def test_one_call_of_many_is_timed_at_both_ends() -> None:
 READER = """
 import sys
 from shard import Counters
-from shard.segment import Segment
+from shard.memory.segment import Segment
 counters = Counters(Segment.attach(int(sys.argv[1])).memory)
 seen = 0
 while seen < 1000:

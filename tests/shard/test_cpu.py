@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shard import cpu
-from shard.topology import Core, Topology
+from shard.group import cpu
+from shard.group.topology import Core, Topology
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
@@ -72,7 +72,7 @@ def test_on_this_machine_shards_are_placed_on_usable_cores_and_on_each_once() ->
 
 def test_what_taskset_leaves_is_what_there_is() -> None:
     core = cpu.usable_cores()[-1]
-    program = "from shard import cpu\nprint(cpu.usable_cores(), cpu.place(2), cpu.auto_shards())"
+    program = "from shard.group import cpu\nprint(cpu.usable_cores(), cpu.place(2), cpu.auto_shards())"
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\n{program}"],
         cwd=ROOT,
@@ -165,8 +165,8 @@ TWO_NODES = Topology((Core(0, 0, (0,)), Core(1, 1023, (1,))), None)  # node 0 is
 def policy_of_new_memory(core: int) -> str:
     """What bind_memory(core) answers on TWO_NODES, and the kernel's word for the policy then, in a process of its own."""
     program = f"""
-from shard import cpu
-from shard.topology import Core, Topology
+from shard.group import cpu
+from shard.group.topology import Core, Topology
 done = cpu.bind_memory({core}, {TWO_NODES!r})
 print(done, open("/proc/self/numa_maps").readline().split()[1])
 """

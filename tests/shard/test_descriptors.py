@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shard import ShardError, ShardGroup, descriptors
+from shard import ShardError, ShardGroup
+from shard.group import descriptors
 from tests.program import UNTIL_S
 from tests.shard.processes import PATIENCE_S
 

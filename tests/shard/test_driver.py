@@ -11,7 +11,8 @@ import warnings
 
 import pytest
 
-from shard import ClosedError, Driver, ForkedError, Future, idle
+from shard import ClosedError, Driver, ForkedError, Future
+from shard.loop import idle
 from tests.shard.lead import held_lead
 
 PATIENCE_S = 20.0  # a test that waits longer has failed
@@ -307,7 +308,7 @@ def test_a_future_that_another_thread_completes_ends_the_wait_at_once(monkeypatc
 
 
 def test_a_long_wait_beside_another_leaves_one_entry_at_its_future(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.driver.STANDBY_S", 0.0005)  # how often one that follows looks whether it can lead
+    monkeypatch.setattr("shard.loop.driver.STANDBY_S", 0.0005)  # how often one that follows looks whether it can lead
     first, second = Future(driver), Future(driver)
     leads, rounds = threading.Event(), itertools.count()
     entries: list[int] = []

@@ -137,7 +137,7 @@ def test_an_unknown_name_in_the_variable_ends_the_import_with_one_line_that_name
 
 def test_without_the_variable_modules_are_what_they_always_were() -> None:
     assert not failpoints.installed
-    assert failpoints.CALL not in vars(shard.ring)
+    assert failpoints.CALL not in vars(shard.memory.ring)
     assert not [finder for finder in sys.meta_path if type(finder).__module__ == failpoints.__name__]
     assert failpoints.hits("ring.after_payload") == 0
 
@@ -169,8 +169,8 @@ def test_a_process_exits_with_the_code_it_was_told() -> None:
 def test_a_failpoint_that_raises_is_seen_at_the_line_of_its_marker() -> None:
     ended = run(WRITE_TEN, "ring.after_payload=raise@2")
     assert "shard.errors.FailpointError: failpoint ring.after_payload raised at hit 2" in ended.stderr
-    line = re.findall(r"shard/ring\.py\", line (\d+)", ended.stderr)[-1]
-    marker = (ROOT / "shard/ring.py").read_text().splitlines()[int(line) - 1]
+    line = re.findall(r"shard/memory/ring\.py\", line (\d+)", ended.stderr)[-1]
+    marker = (ROOT / "shard/memory/ring.py").read_text().splitlines()[int(line) - 1]
     assert marker.strip() == "# failpoint: ring.after_payload"
 
 

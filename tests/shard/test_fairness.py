@@ -7,7 +7,7 @@ import os
 import pytest
 
 from shard import Reactor
-from shard.reactor import DESCRIPTOR_TURNS, SPIN_WORK_MAX, WARM_TURNS
+from shard.loop.reactor import DESCRIPTOR_TURNS, SPIN_WORK_MAX, WARM_TURNS
 from tests.helpers import ManualClock
 from tests.shard.sources import Endless, Source
 

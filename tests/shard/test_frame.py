@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shard import Limits, LocalProtocolError, RemoteProtocolError
-from shard.frame import (
+from shard.transport.frame import (
     FRONT_BYTES_BULK,
     HEADER,
     HEADER_BYTES,

@@ -12,7 +12,7 @@ BEGIN = """
 import os
 import numpy as np
 from shard import Ring, ShmFull, Slab
-from shard.segment import Segment
+from shard.memory.segment import Segment
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shard import BULK, ShardGroup, in_class
-from shard import functions as sent_functions
+from shard.group import functions as sent_functions
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 

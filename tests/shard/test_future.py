@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 from shard import CancelledError, Driver, Future, ShardError, gather
-from shard import future as future_module
+from shard.loop import future as future_module
 
 PATIENCE_S = 20.0
 

@@ -25,7 +25,7 @@ from shard import (
     this_shard,
     usable_cores,
 )
-from shard import group as group_module
+from shard.group import group as group_module
 from shard.transport.shm_connection import ShmConnection
 from tests.program import wait_until
 from tests.shard import group_functions as functions

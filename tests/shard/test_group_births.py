@@ -11,11 +11,12 @@ from typing import Any
 import multiprocess
 import pytest
 
-from shard import Future, PeerLostError, RestartPolicy, ShardError, ShardGroup, ShmFull, supervisor
-from shard import group as group_module
-from shard.handover import LaneEnd
-from shard.mesh import Lane
-from shard.supervisor import Life, Supervisor
+from shard import Future, PeerLostError, RestartPolicy, ShardError, ShardGroup, ShmFull
+from shard.group import group as group_module
+from shard.group import supervisor
+from shard.group.lane_handoff import LaneEnd
+from shard.group.mesh import Lane
+from shard.group.supervisor import Life, Supervisor
 from tests.program import wait_until
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, kill

@@ -18,8 +18,9 @@ import multiprocess
 import posix_ipc
 import pytest
 
-from shard import BackpressureError, ForkedError, LocalProtocolError, RemoteProtocolError, Ring, collect_garbage, ring
-from shard.segment import Segment
+from shard import BackpressureError, ForkedError, LocalProtocolError, RemoteProtocolError, Ring, collect_garbage
+from shard.memory import ring
+from shard.memory.segment import Segment
 
 ROOT = Path(__file__).parents[2]
 CAPACITY = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shard import AuthenticationError, RemoteProtocolError
-from shard.handshake import (
+from shard.transport.handshake import (
     ACCEPTED,
     ANEW,
     CLAIM_BYTES,

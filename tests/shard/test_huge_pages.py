@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shard import ShmFull, huge_pages
-from shard.huge_pages import HUGE_PAGE_BYTES, NOTHING, HugePageOffer, read_huge_page_offer
-from shard.segment import Segment
+from shard import ShmFull
+from shard.memory import huge_pages
+from shard.memory.huge_pages import HUGE_PAGE_BYTES, NOTHING, HugePageOffer, read_huge_page_offer
+from shard.memory.segment import Segment
 
 POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 TRANSPARENT = "sys/kernel/mm/transparent_hugepage"
@@ -120,7 +121,7 @@ def test_rings_and_other_odd_sizes_are_made_of_small_pages_even_where_huge_ones_
 REAL = """
 import os
 import numpy as np
-from shard.segment import Segment, ShmFull
+from shard.memory.segment import Segment, ShmFull
 MIB = 1 << 20
 """
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from shard.idle import (
+from shard.loop.idle import (
     PARK_S_MAX,
     SPIN_WINDOW_S_MAX,
     SPIN_WINDOW_S_MIN,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shard import RemoteProtocolError
-from shard.handshake import Lane
-from shard.identity import PeerIdentity
+from shard.transport.handshake import Lane
+from shard.transport.identity import PeerIdentity
 from shard.transport.lanes import HalfMade
 
 TOKEN, OTHER = b"t" * 16, b"o" * 16

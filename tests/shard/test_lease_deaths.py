@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shard import DEFAULT_LIMITS, Connection, Node, PeerLostError, Reactor, ShmTransport, Slab
-from shard.leases import held_by_this_process
+from shard.memory.leases import held_by_this_process
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
@@ -189,9 +189,9 @@ def test_an_array_whose_owner_was_killed_stays_whole_to_the_last_byte(start: Cal
 AT_EXIT = """
 import atexit, builtins, os, socket, threading
 import numpy as np
-from shard.leases import Borrowings, Lendings, Line
-from shard.segment import Segment
-from shard.slab import Slab
+from shard.memory.leases import Borrowings, Lendings, Line
+from shard.memory.segment import Segment
+from shard.memory.slab import Slab
 
 slab = Slab()
 one, two = socket.socketpair()

@@ -23,9 +23,9 @@ from shard import (
     RemoteProtocolError,
     Slab,
 )
-from shard.books import Held, Lease, debug_leases
-from shard.leases import Borrowings, Lendings, Line, held_by_this_process
-from shard.segment import Segment
+from shard.memory.lease_table import Held, Lease, debug_leases
+from shard.memory.leases import Borrowings, Lendings, Line, held_by_this_process
+from shard.memory.segment import Segment
 from tests.helpers import ManualClock
 
 ROOT = Path(__file__).parents[2]

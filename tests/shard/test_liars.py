@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from shard import Limits, RemoteProtocolError, ShmTransport, Slab, TcpTransport
-from shard.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
-from shard.ring import HEAD_WORD, TAIL_WORD
-from shard.transport.notes import GOODBYE, NOTE, RING
+from shard.memory.ring import HEAD_WORD, TAIL_WORD
+from shard.transport.control_channel import GOODBYE, NOTE, RING
+from shard.transport.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX, RETURN
 from shard.transport.shm_connection import ShmConnection
 from shard.transport.spill import LENGTH, SPILLED, SpillWriter

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shard.memory_room import MARGIN_BYTES_MAX, MARGIN_BYTES_MIN, UNBOUNDED, MemoryRoom, read_memory_room
+from shard.memory.memory_room import MARGIN_BYTES_MAX, MARGIN_BYTES_MIN, UNBOUNDED, MemoryRoom, read_memory_room
 from tests.shard.small_memory import end_in_cgroup
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -29,9 +29,9 @@ from shard import (
     in_class,
     this_shard,
 )
-from shard import functions as sent_functions
-from shard.counters import CounterRow
-from shard.functions import FUNCTIONS_MAX
+from shard.group import functions as sent_functions
+from shard.group.functions import FUNCTIONS_MAX
+from shard.memory.counters import CounterRow
 from tests.pasted import without_stalls
 from tests.program import wait_until
 from tests.shard import group_functions as functions

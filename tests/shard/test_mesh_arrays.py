@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shard import DEFAULT_LIMITS, Limits, LocalProtocolError, ShardGroup
-from shard.payload import ARRAYS, encode
+from shard.group.payload import ARRAYS, encode
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shard import Reactor, memory_order
+from shard import Reactor
+from shard.memory import memory_order
 from tests.helpers import ManualClock
 from tests.shard.sources import Source
 

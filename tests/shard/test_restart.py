@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from shard import RestartPolicy
-from shard.restart import NEVER, ON_FAILURE, ending
+from shard.group.restart import NEVER, ON_FAILURE, ending
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 143, -signal.SIGKILL, None])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from shard import LocalProtocolError, RingConsumer, RingProducer
-from shard.ring import (
+from shard.memory.ring import (
     DATA_OFFSET,
     RECORD_HEADER_BYTES,
     TAIL_WORD,

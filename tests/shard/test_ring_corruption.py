@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard import RemoteProtocolError, RingConsumer, RingProducer
-from shard.ring import (
+from shard.memory.ring import (
     CAPACITY_WORD,
     CURSOR_MAX,
     DATA_OFFSET,

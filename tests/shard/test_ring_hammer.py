@@ -25,8 +25,8 @@ import multiprocess
 import pytest
 
 from shard import Ring, RingConsumer, RingProducer, pin, usable_cores
-from shard.ring import DATA_OFFSET, HEAD_WORD, TAIL_WORD
-from shard.segment import Segment
+from shard.memory.ring import DATA_OFFSET, HEAD_WORD, TAIL_WORD
+from shard.memory.segment import Segment
 
 RECORDS = int(os.environ.get("PRPC_HAMMER_RECORDS", "1000000"))
 RING_BYTES = 64 << 10  # some 60 records: it wraps, is full and is empty all the time

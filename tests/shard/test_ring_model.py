@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shard import RingConsumer, RingProducer
-from shard.ring import DATA_OFFSET, HEAD_WORD, PADDING, TAIL_WORD, format_ring
+from shard.memory.ring import DATA_OFFSET, HEAD_WORD, PADDING, TAIL_WORD, format_ring
 
 CAPACITY = 128
 tags = st.one_of(st.just(0), st.integers(1, PADDING - 1))

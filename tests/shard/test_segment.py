@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shard import RemoteProtocolError, ShmFull, collect_garbage, find_garbage, huge_pages
-from shard.segment import (
+from shard import RemoteProtocolError, ShmFull, collect_garbage, find_garbage
+from shard.memory import huge_pages
+from shard.memory.segment import (
     F_ADD_SEALS,
     SEAL_FUTURE_WRITE,
     SEAL_GROW,
@@ -54,7 +55,7 @@ class Maker:
     """A process that makes a segment with a name, says the name, and waits to be told to end."""
 
     PROGRAM = (
-        "import sys\nfrom shard.segment import Segment\n"
+        "import sys\nfrom shard.memory.segment import Segment\n"
         "segment = Segment.create(4096, keep_name=True)\nprint(segment.name, flush=True)\nsys.stdin.read()"
     )
 
@@ -232,7 +233,7 @@ def test_a_descriptor_of_something_else_is_the_peers_fault() -> None:
 
 def test_a_limit_on_file_sizes_is_named_when_it_is_what_stands_in_the_way() -> None:
     program = (
-        "import resource\nfrom shard import ShmFull\nfrom shard.segment import Segment\n"
+        "import resource\nfrom shard import ShmFull\nfrom shard.memory.segment import Segment\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))\n"
         "Segment.create(1 << 20).close()\n"
         "try:\n    Segment.create(2 << 20)\nexcept ShmFull as error:\n    print(error)"
@@ -347,7 +348,7 @@ def test_a_collector_in_another_pid_namespace_leaves_names_of_the_living_alone(m
 def test_a_name_whose_maker_forked_goes_with_the_maker() -> None:
     """The lock is the maker's: a child that lives on does not hold it."""
     program = (
-        "import os, sys\nfrom shard.segment import Segment\nsegment = Segment.create(4096, keep_name=True)\n"
+        "import os, sys\nfrom shard.memory.segment import Segment\nsegment = Segment.create(4096, keep_name=True)\n"
         "if not os.fork():\n    print(segment.name, flush=True)\n    os.kill(os.getppid(), 9)\nsys.stdin.read()\nos._exit(0)"
     )
     with subprocess.Popen(
@@ -386,7 +387,7 @@ def test_what_is_not_ours_is_left_alone(name: str) -> None:
 
 def test_processes_killed_with_segments_leave_nothing() -> None:
     program = (
-        "import os, signal\nfrom shard.segment import Segment\n"
+        "import os, signal\nfrom shard.memory.segment import Segment\n"
         "segments = [Segment.create(4096) for _ in range(20)]\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     before = names()

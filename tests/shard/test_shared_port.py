@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shard import Connection, Dealer, DealtPort, Node, Reactor, Slab, TcpListener, TcpTransport, UnreachableError
-from shard.handshake import Connector
 from shard.transport import shared_port
-from shard.transport.meeting import receive_exactly
+from shard.transport.handshake import Connector
+from shard.transport.handshake_io import receive_exactly
 from tests.program import wait_until
 from tests.transport_contract import LIMITS, PATIENCE_S
 

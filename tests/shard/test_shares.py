@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shard import Future, Reactor, ShardError
-from shard.queues import BULK, CLASSES_MAX, LATENCY, SHARES_MAX, ReadyQueues, TaskClass, class_of, in_class
-from shard.reactor import READY_STEPS_MAX, TURN_SLICE_S
+from shard.loop.queues import BULK, CLASSES_MAX, LATENCY, SHARES_MAX, ReadyQueues, TaskClass, class_of, in_class
+from shard.loop.reactor import READY_STEPS_MAX, TURN_SLICE_S
 from tests.helpers import ManualClock
 
 

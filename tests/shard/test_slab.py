@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from shard import ClosedError, ForkedError, LocalProtocolError, Slab
-from shard.arena import ALIGNMENT_BYTES, BLOCK_BYTES_MIN, Block, block_size
-from shard.books import Lease
-from shard.slab import SEGMENT_BYTES_FIRST
+from shard.memory.arena import ALIGNMENT_BYTES, BLOCK_BYTES_MIN, Block, block_size
+from shard.memory.lease_table import Lease
+from shard.memory.slab import SEGMENT_BYTES_FIRST
 
 PATIENCE_S = 30.0
 MIB = 1 << 20

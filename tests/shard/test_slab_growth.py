@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from shard import ShmFull, Slab
-from shard.arena import Holder
-from shard.slab import HUGE_PAGE_BYTES, IDLE_TURNS, KEPT_BYTES, SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MAX, TRIM_S
+from shard.memory.arena import Holder
+from shard.memory.slab import HUGE_PAGE_BYTES, IDLE_TURNS, KEPT_BYTES, SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MAX, TRIM_S
 from tests.helpers import ManualClock
 from tests.shard.small_memory import end_with_memory
 

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from shard import RemoteProtocolError, ShmFull, Slab
-from shard.arena import ALIGNMENT_BYTES, Block
-from shard.leases import Lendings
+from shard.memory.arena import ALIGNMENT_BYTES, Block
+from shard.memory.leases import Lendings
 
 MIB = 1 << 20
 BOUND = 24 * MIB

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from shard import memory_order, reactor
+from shard.loop import reactor
+from shard.memory import memory_order
 from shard.transport.rings import make_rings
 from tests.shard.sleep_peer import LATE_BELL_S, LONG_NS, Report, Side
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shard import Reactor
-from shard.stall import FRAMES_MAX, REPORTS_PER_MINUTE, Finding, StallCheck, StallDetector, whereabouts
+from shard.loop.stall import FRAMES_MAX, REPORTS_PER_MINUTE, Finding, StallCheck, StallDetector, whereabouts
 from tests.helpers import ManualClock
 
 PATIENCE_S = 20.0

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shard import ClosedError, PeerLostError, RestartPolicy, ShardError, ShardGroup, supervisor
+from shard import ClosedError, PeerLostError, RestartPolicy, ShardError, ShardGroup
+from shard.group import supervisor
 from tests.program import halt, wait_until
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill, watched, why_down

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shard import Future, Reactor, ShardError
-from shard.reactor import READY_STEPS_MAX, TIMERS_MAX
+from shard.loop.reactor import READY_STEPS_MAX, TIMERS_MAX
 from tests.helpers import ManualClock
 from tests.shard.sources import Source
 
@@ -317,7 +317,7 @@ def test_sources_are_polled_every_turn_until_removed(reactor: Reactor, clock: Ma
 def test_a_reactor_can_be_closed_while_another_thread_calls_it(reactor: Reactor) -> None:
     def call(frame: FrameType, event: str, argument: object) -> Any:
         """What another thread may do between any two steps of this one."""
-        if frame.f_globals["__name__"] == "shard.queues":
+        if frame.f_globals["__name__"] == "shard.loop.queues":
             frame.f_trace_opcodes = True
             reactor.call_soon(int)
         return call

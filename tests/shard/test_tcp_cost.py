@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shard import Connection, Node, Reactor, Slab, TcpTransport
-from shard.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX
+from shard.loop.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX
 from shard.transport import Blocks
 from shard.transport.socket_lane import READS_PER_TURN
 from tests.transport_contract import LIMITS, PATIENCE_S

@@ -26,9 +26,9 @@ from shard import (
     TcpTransport,
     UnreachableError,
 )
-from shard.handshake import ONLY_LANE, TOKEN_BYTES, Lane
+from shard.transport.handshake import ONLY_LANE, TOKEN_BYTES, Lane
+from shard.transport.handshake_io import meet
 from shard.transport.laned_connection import BULK_BYTES_MIN
-from shard.transport.meeting import meet
 from shard.transport.tcp import KIND, TcpListener, parse_address
 from shard.transport.tcp_connection import TcpConnection
 from tests.transport_contract import LIMITS, PATIENCE_S, World

@@ -30,9 +30,9 @@ from shard import (
     Transport,
     UnreachableError,
 )
-from shard.handshake import CLAIM_BYTES, HELLO, PROOF_BYTES
-from shard.identity import PeerIdentity
-from shard.transport.meeting import receive_exactly
+from shard.transport.handshake import CLAIM_BYTES, HELLO, PROOF_BYTES
+from shard.transport.handshake_io import receive_exactly
+from shard.transport.identity import PeerIdentity
 from shard.transport.tcp import TcpListener, parse_address
 from shard.transport.tcp_connection import TcpConnection
 from shard.transport.tls import PIECE_BYTES, RECORD_BYTES, Tls, TlsSocket

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shard.topology import Core, Topology, format_ranges, parse_ranges, read_quota, read_topology
+from shard.group.topology import Core, Topology, format_ranges, parse_ranges, read_quota, read_topology
 
 
 def write(root: Path, name: str, text: str) -> None:

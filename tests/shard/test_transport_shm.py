@@ -28,11 +28,11 @@ from shard import (
     Transport,
     UnreachableError,
 )
-from shard.ring import TAIL_WORD
-from shard.segment import SEAL_GROW, SIZE_SEALS
-from shard.slab import IDLE_TURNS, TRIM_S
-from shard.transport import local
-from shard.transport.meeting import meet
+from shard.memory.ring import TAIL_WORD
+from shard.memory.segment import SEAL_GROW, SIZE_SEALS
+from shard.memory.slab import IDLE_TURNS, TRIM_S
+from shard.transport import unix_rendezvous
+from shard.transport.handshake_io import meet
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm import KIND
@@ -502,7 +502,7 @@ class TestShm(TransportContract):
     ) -> None:
         """Each of them ended this process by SIGBUS, or in its memory, as soon as it was used."""
         fd = memfd(size_bytes, seals)
-        sock = local.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+        sock = unix_rendezvous.dial(world.listener.address, time.monotonic() + PATIENCE_S)
 
         def run() -> None:
             def send_proof(proof: bytes) -> None:
@@ -524,7 +524,7 @@ class TestShm(TransportContract):
     ) -> None:
         before = len(os.listdir("/proc/self/fd"))
         segment = make_rings(LIMITS.ring_bytes)
-        sock = local.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+        sock = unix_rendezvous.dial(world.listener.address, time.monotonic() + PATIENCE_S)
 
         about_to, go_on, gone = threading.Event(), threading.Event(), threading.Event()
 

@@ -31,9 +31,9 @@ from shard import (
     Transport,
     UnreachableError,
 )
-from shard.handshake import HANDSHAKE_VERSION, HELLO, MAGIC, PROOF_BYTES, Connector
-from shard.identity import PeerIdentity
-from shard.transport.meeting import ACCEPT_PAUSE_S, RELIEF_S, DoorStatistics, meet
+from shard.transport.handshake import HANDSHAKE_VERSION, HELLO, MAGIC, PROOF_BYTES, Connector
+from shard.transport.handshake_io import ACCEPT_PAUSE_S, RELIEF_S, DoorStatistics, meet
+from shard.transport.identity import PeerIdentity
 from shard.transport.refusals import LINES_PER_WINDOW, WINDOW_S
 from shard.transport.tcp import KIND, parse_address
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from shard import AuthenticationError, Node, PeerLostError, Slab, Transport, UnixTransport, UnreachableError
-from shard.transport import local
+from shard.transport import unix_rendezvous
+from shard.transport.handshake_io import meet
 from shard.transport.laned_connection import BULK_BYTES_MIN, LanedConnection
-from shard.transport.meeting import meet
 from shard.transport.unix import KIND
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
 
@@ -98,7 +98,7 @@ class TestUnix(TransportContract):
 
         refused: list[UnreachableError] = []
 
-        with local.dial(address, time.monotonic() + PATIENCE_S) as sock:
+        with unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S) as sock:
 
             def send_with_another(proof: bytes) -> None:
                 socket.send_fds(sock, [proof], [sock.fileno()])
@@ -117,16 +117,16 @@ class TestUnix(TransportContract):
         assert len(os.listdir("/proc/self/fd")) == before
 
     def test_who_finds_all_places_taken_waits_for_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(local, "LISTEN_BACKLOG", 1)
-        listener, address = local.listen("unix")
+        monkeypatch.setattr(unix_rendezvous, "LISTEN_BACKLOG", 1)
+        listener, address = unix_rendezvous.listen("unix")
         with contextlib.ExitStack() as closing:
             closing.enter_context(listener)
-            closing.enter_context(local.dial(address, time.monotonic() + PATIENCE_S))
-            closing.enter_context(local.dial(address, time.monotonic() + PATIENCE_S))
+            closing.enter_context(unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S))
+            closing.enter_context(unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S))
             with pytest.raises(UnreachableError, match="in time: 1 or so wait there"):
-                local.dial(address, time.monotonic())
+                unix_rendezvous.dial(address, time.monotonic())
             with ThreadPoolExecutor() as pool:
-                third = pool.submit(local.dial, address, time.monotonic() + PATIENCE_S)
+                third = pool.submit(unix_rendezvous.dial, address, time.monotonic() + PATIENCE_S)
                 closing.enter_context(listener.accept()[0])
                 closing.enter_context(third.result(PATIENCE_S))
 

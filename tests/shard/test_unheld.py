@@ -13,13 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from shard import RemoteProtocolError, ShardError, ShmFull, ShmTransport, Slab, TcpTransport
-from shard.frame import FrameDecoder, encode_header
-from shard.payload import decode, encode
-from shard.segment import Segment
+from shard.group.payload import decode, encode
+from shard.memory.segment import Segment
+from shard.memory.unheld import SINK, Unheld, no_memory
 from shard.transport import spill
+from shard.transport.frame import FrameDecoder, encode_header
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
 from shard.transport.shm_connection import ShmConnection
-from shard.unheld import SINK, Unheld, no_memory
 from tests.transport_contract import LIMITS, Side, World
 
 

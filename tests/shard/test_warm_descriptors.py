@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shard import Reactor
-from shard.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX, WARM_DESCRIPTORS_MAX, WARM_TURNS
+from shard.loop.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX, WARM_DESCRIPTORS_MAX, WARM_TURNS
 
 
 class Pipe:

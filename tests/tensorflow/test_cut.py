@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.cluster_spec import Task
+from prpc_engine.settings.cluster_spec import Task
 
 PS0, PS1, WORKER = Task("ps", 0), Task("ps", 1), Task("worker", 0)
 

@@ -11,8 +11,8 @@ from weakref import WeakSet, ref
 
 import pytest
 
-from prpc_engine.cluster_spec import Task
 from prpc_engine.errors import Closed
+from prpc_engine.settings.cluster_spec import Task
 from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow.tasks import clusters

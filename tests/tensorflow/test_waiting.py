@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.cluster_spec import Task
 from prpc_engine.errors import Cancelled
+from prpc_engine.settings.cluster_spec import Task
 from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 

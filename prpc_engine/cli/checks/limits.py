@@ -11,9 +11,9 @@ from pathlib import Path
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from prpc_engine.config import NO_SECRET_TEXT, SECRET_FILE_BYTES_MAX, SECRET_LENGTH_MIN
 from prpc_engine.errors import ConfigError
-from prpc_engine.user_secret import folder_of_user, user_secret
+from prpc_engine.settings.config import NO_SECRET_TEXT, SECRET_FILE_BYTES_MAX, SECRET_LENGTH_MIN
+from prpc_engine.settings.user_secret import folder_of_user, user_secret
 
 NOFILE_SMALL = 1024  # a peer over shared memory takes some six: its socket, and segments with their mappings
 NOFILE_TOO_SMALL = 128

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.about import ABOUT, ABOUT_ROUTE, PING
-from prpc_engine.address import Address
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.visitor import visiting_node
-from prpc_engine.config import TRANSPORTS, transports_from
-from prpc_engine.master.whereabouts import this_process
-from prpc_engine.message import method_key
-from prpc_engine.paths import Refusal
-from prpc_engine.peer import Peer
+from prpc_engine.node.node_info import ABOUT, ABOUT_ROUTE, PING
+from prpc_engine.node.process_identity import this_process
 from prpc_engine.release import VERSION
+from prpc_engine.rpc.message import method_key
+from prpc_engine.rpc.paths import Refusal
+from prpc_engine.rpc.peer import Peer
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.config import TRANSPORTS, transports_from
 
 PINGS = 200
 CLOCK_S_MAX = 1.0  # leases and deadlines go by each node's own clock: this is for who reads two logs side by side

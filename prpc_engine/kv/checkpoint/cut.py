@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from prpc_engine.kv.changes import Changed
+from prpc_engine.kv.table.changes import Changed
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from prpc_engine.deferred import Deferred
-from prpc_engine.kv.table import DenseTable, SparseTable, TableStatistics
+from prpc_engine.kv.table.table import DenseTable, SparseTable, TableStatistics
+from prpc_engine.rpc.deferred import Deferred
 from shard import CONTEXT, Future
 
 Table = TypeVar("Table", SparseTable, DenseTable)

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from prpc_engine.kv import partition
 from prpc_engine.kv.checkpoint.chain import layers
 from prpc_engine.kv.checkpoint.cut import USED
 from prpc_engine.kv.checkpoint.manifest import (
@@ -32,8 +31,9 @@ from prpc_engine.kv.checkpoint.manifest import (
     TableFile,
 )
 from prpc_engine.kv.checkpoint.read import Link, check_bytes, open_stored, read_chain, read_manifest
-from prpc_engine.kv.table import DenseTable, SparseTable
-from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
+from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
+from prpc_engine.kv.table import partition
+from prpc_engine.kv.table.table import DenseTable, SparseTable
 
 PIECE_BYTES = 2 << 20  # read into memory that stays in the second-level cache, from there to the rows
 LOOKS_MAX = 16  # at a folder where others save, and remove what is old, while its checkpoints are read

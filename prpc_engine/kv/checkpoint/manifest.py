@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from prpc_engine.errors import ConfigError, DeadlineExceeded, RpcError
-from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
+from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 
 FORMAT = 3
 FORMATS_READ = (1, 2, 3)  # 1 had neither base nor extras, 2 neither stamps nor singles

@@ -40,7 +40,6 @@ import msgspec
 import numpy.typing as npt
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv.changes import Changed, Changes
 from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.files import Files, checked_folder
 from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
@@ -57,10 +56,11 @@ from prpc_engine.kv.checkpoint.manifest import (
 )
 from prpc_engine.kv.checkpoint.read import Link
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
-from prpc_engine.kv.epochs import asked_as
-from prpc_engine.kv.table import DenseTable, SparseTable
-from prpc_engine.kv.table_spec import TableSpec, from_dict
-from prpc_engine.peer import calling_peer
+from prpc_engine.kv.consistency.epochs import asked_as
+from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
+from prpc_engine.kv.table.changes import Changed, Changes
+from prpc_engine.kv.table.table import DenseTable, SparseTable
+from prpc_engine.rpc.peer import calling_peer
 
 # A worker that is there needs one round to all servers between enter and cut; this is for one that is stopped or far away.
 HOLD_S_MAX = 2.0

@@ -62,7 +62,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     line_crc32,
 )
 from prpc_engine.kv.checkpoint.read import check_sizes, read_chain
-from prpc_engine.kv.table_spec import DenseSpec, TableSpec
+from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
 from shard import Future
 
 # Copied in one step of the shard's thread (some 1.5 ms) and written by the save's: two such buffers are all the memory it takes.

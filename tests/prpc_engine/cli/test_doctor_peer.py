@@ -97,7 +97,7 @@ if __name__ == "__main__":
 def test_a_service_that_sends_others_to_every_address_is_bad_and_what_to_do_is_said(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prpc_engine.service.address_facing", lambda host, port: None)  # no way to the master is known
+    monkeypatch.setattr("prpc_engine.service.service.address_facing", lambda host, port: None)  # no way to the master is known
     with RpcService(master.address, bind="0.0.0.0:0", secret=SECRET) as service:
         port = service.address.rpartition(":")[2]
         report = found(f"127.0.0.1:{port}", 1)

@@ -14,7 +14,7 @@ import pytest
 
 from prpc_engine.cli.local_cluster import run_cluster
 from prpc_engine.errors import ConfigError
-from prpc_engine.local_job import Job, JobReport
+from prpc_engine.settings.local_job import Job, JobReport
 from tests.prpc_engine.processes import ROOT
 
 TIMEOUT_S = 60.0
@@ -107,7 +107,7 @@ def test_what_cannot_be_run_is_one_line(arguments: list[str]) -> None:
 
 LAUNCHER = """
 import os, signal, sys, time
-from prpc_engine import local_job
+from prpc_engine.settings import local_job
 
 class Libc:
     def prctl(self, *arguments):
@@ -125,7 +125,7 @@ with local_job.Job() as job:
 
 INTERRUPTED = """
 import os, signal
-from prpc_engine.local_job import Job
+from prpc_engine.settings.local_job import Job
 
 def interrupt():
     signal.raise_signal(signal.{name})

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from prpc_engine import Server, ServerConfig
-from prpc_engine.address import Address
 from prpc_engine.cluster import Duplicate
 from prpc_engine.cluster.control import Facts, check_task
 from prpc_engine.cluster.server import State
 from prpc_engine.errors import BadArguments, Closed, ConfigError, RpcError
+from prpc_engine.settings.address import Address
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 
 GOLDEN = dict(line.split(": ", 1) for line in (Path(__file__).parent / "golden/errors.txt").read_text().splitlines())

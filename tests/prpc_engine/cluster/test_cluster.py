@@ -17,8 +17,8 @@ from prpc_engine.cluster import Duplicate, Receipt, StepAborted, TaskLost, TaskR
 from prpc_engine.cluster.endpoint import Endpoint
 from prpc_engine.cluster.link import Errand, Link
 from prpc_engine.errors import AuthenticationFailed, Cancelled, Closed, DeadlineExceeded
-from prpc_engine.node import Node
-from prpc_engine.peer import Peer
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.peer import Peer
 from tests.prpc_engine.cluster.tasks import TaskProcess, cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 

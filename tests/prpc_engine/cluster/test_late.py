@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from prpc_engine import Server, ServerConfig
-from prpc_engine.call import Call, CallTable
 from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, late
 from prpc_engine.cluster.late import Late
 from prpc_engine.cluster.link import Errand
 from prpc_engine.errors import Cancelled, DeadlineExceeded
+from prpc_engine.rpc.call import Call, CallTable
 from shard import PeerLostError
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until

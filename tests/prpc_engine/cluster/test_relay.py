@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from prpc_engine import Server, ServerConfig, metrics
 from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, cores, relay
-from prpc_engine.config import TlsSettings
 from prpc_engine.errors import ConfigError, DeadlineExceeded, RemoteError
+from prpc_engine.settings.config import TlsSettings
 from shard import CoreLocks, RestartPolicy, ShardStatistics, usable_cores
 from tests.certificates import Authority
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host, rule_environment

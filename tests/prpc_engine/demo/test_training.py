@@ -12,7 +12,7 @@ from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, Settings
 from prpc_engine.demo.training import Progress, create_tables, evaluate, train
 from prpc_engine.errors import ConfigError, RemoteError
 from prpc_engine.kv import TableServer, TableShard, TableWorker
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.client.local import LocalService
 
 VALUES_PER_FIELD = 12
 SETTINGS = Settings(epochs=3, batch_examples=256)

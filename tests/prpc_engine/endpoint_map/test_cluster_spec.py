@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.cluster_spec import ClusterSpec, Task, parse_tf_config
 from prpc_engine.errors import ConfigError
+from prpc_engine.settings.cluster_spec import ClusterSpec, Task, parse_tf_config
 from tests.prpc_engine.endpoint_map.goldens import golden_lines
 
 JOBS: dict[str, Any] = {"ps": ["ps0:2222", "ps1:2222"], "worker": {3: "w3:2222", 0: "w0:2222"}}

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from prpc_engine import cli
-from prpc_engine.address import Address
 from prpc_engine.cli import probe
 from prpc_engine.cli.probe import Answer, probe_all
-from prpc_engine.cluster_spec import parse_tf_config
-from prpc_engine.endpoint_map import EndpointMap, data_endpoints
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.cluster_spec import parse_tf_config
+from prpc_engine.settings.endpoint_map import EndpointMap, data_endpoints
 from tests.prpc_engine.cli.test_commands import prpc
 from tests.prpc_engine.endpoint_map.goldens import golden, golden_lines
 from tests.prpc_engine.processes import PATIENCE_S

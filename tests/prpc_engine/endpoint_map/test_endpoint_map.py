@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prpc_engine.address import Address
-from prpc_engine.cluster_spec import ClusterSpec, Task
-from prpc_engine.endpoint_map import EndpointMap, data_endpoints, render
 from prpc_engine.errors import ConfigError
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.cluster_spec import ClusterSpec, Task
+from prpc_engine.settings.endpoint_map import EndpointMap, data_endpoints, render
 from tests.prpc_engine.endpoint_map.goldens import golden_lines
 
 FILE = "/job/.endpoint_map"

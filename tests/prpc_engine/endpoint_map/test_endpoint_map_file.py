@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.cluster_spec import ClusterSpec
-from prpc_engine.endpoint_map_file import FILE_BYTES_MAX, EndpointMapFile, load_data_endpoints
 from prpc_engine.errors import ConfigError
-from prpc_engine.network import Found
+from prpc_engine.settings.cluster_spec import ClusterSpec
+from prpc_engine.settings.endpoint_map_file import FILE_BYTES_MAX, EndpointMapFile, load_data_endpoints
+from prpc_engine.settings.network import Found
 
 CLUSTER = ClusterSpec({"worker": ["h:1"]})
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.cluster_spec import ClusterSpec
 from prpc_engine.errors import ConfigError
-from prpc_engine.network import UNREAD, NetworkSettings
+from prpc_engine.settings.cluster_spec import ClusterSpec
+from prpc_engine.settings.network import UNREAD, NetworkSettings
 from shard import polling_enabled
 from tests.prpc_engine.endpoint_map.goldens import golden_lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.nodelist import NODES_MAX, expand_counts, expand_nodes
+from prpc_engine.settings.nodelist import NODES_MAX, expand_counts, expand_nodes
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import ElasticServer, TableWorker, tree
+from prpc_engine.kv import ElasticServer, TableWorker
 from prpc_engine.kv.checkpoint import methods
-from prpc_engine.kv.placement import Placement
-from prpc_engine.kv.tree import PlacementNode
-from prpc_engine.service import SERVERS_PATH
+from prpc_engine.kv.schema import tree
+from prpc_engine.kv.schema.placement import Placement
+from prpc_engine.kv.schema.tree import PlacementNode
+from prpc_engine.service.service import SERVERS_PATH
 from tests.faults.zygote import Life
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.servers import cut_socket

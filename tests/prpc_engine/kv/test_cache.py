@@ -10,8 +10,8 @@ import pytest
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import Cache, CacheStatistics, TableServer, TableWorker
-from prpc_engine.kv.cache import WINDOW, RowCache
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.client.local import LocalService
+from prpc_engine.kv.consistency.cache import WINDOW, RowCache
 from tests.helpers import ManualClock
 from tests.prpc_engine.processes import PATIENCE_S
 

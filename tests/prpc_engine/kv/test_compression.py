@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prpc_engine.errors import Backpressure, BadArguments, ConfigError
-from prpc_engine.kv import compression
-from prpc_engine.kv.compression import Cast, Compressor, Feedback, Int8, TopK
+from prpc_engine.kv.table import compression
+from prpc_engine.kv.table.compression import Cast, Compressor, Feedback, Int8, TopK
 from tests.prpc_engine.processes import PATIENCE_S
 
 EVERY = [Cast(), Cast("float16"), Int8(), Int8(block=3), TopK(), TopK(1.0)]

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prpc_engine.deferred import Deferred
 from prpc_engine.errors import Backpressure, BadArguments, ConfigError
 from prpc_engine.kv import Cast, Consistency, Ssp, Sync, TableServer, TableWorker, WorkersBehind
 from prpc_engine.kv.checkpoint.gate import HeldTable, Waiting, release
-from prpc_engine.kv.consistency import Clocks, from_spec
-from prpc_engine.kv.hosted import Hosted
-from prpc_engine.kv.lag import Lag
-from prpc_engine.kv.local import LocalService
-from prpc_engine.kv.pace import GRACE_S, WAITING_MAX
-from prpc_engine.kv.table_spec import from_dict
-from prpc_engine.master.whereabouts import this_process
+from prpc_engine.kv.client.local import LocalService
+from prpc_engine.kv.consistency.barrier_scheduler import GRACE_S, WAITING_MAX
+from prpc_engine.kv.consistency.consistency import Clocks, from_spec
+from prpc_engine.kv.consistency.progress import Lag
+from prpc_engine.kv.replication.replica import Hosted
+from prpc_engine.kv.schema.table_spec import from_dict
+from prpc_engine.node.process_identity import this_process
+from prpc_engine.rpc.deferred import Deferred
 from shard import CONTEXT
 
 ONE = np.ones(1, np.float32)
@@ -311,8 +311,8 @@ def test_a_worker_whose_process_is_seen_to_have_ended_is_gone_at_once() -> None:
 
 def test_who_makes_others_wait_is_known_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("prpc_engine.kv.pace.monotonic", lambda: now)
-    monkeypatch.setattr("prpc_engine.kv.paced_table.monotonic", lambda: now)
+    monkeypatch.setattr("prpc_engine.kv.consistency.barrier_scheduler.monotonic", lambda: now)
+    monkeypatch.setattr("prpc_engine.kv.consistency.paced_table.monotonic", lambda: now)
     for table in (dense(Sync(2)), dense(Ssp(2, 0))):
         one, two = FakeWorker(1), FakeWorker(2)
         push(one, table)

@@ -11,7 +11,7 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import TableServer, TableWorker, WorkersBehind, WorkerShare
-from prpc_engine.kv.pace import Pace
+from prpc_engine.kv.consistency.barrier_scheduler import Pace
 from shard import Future
 from tests.prpc_engine.kv.workers import WorkerProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -79,7 +79,7 @@ def test_a_worker_too_far_ahead_waits_within_its_deadline(
     assert kv.pull("rows", keys) == 3
     kv.push("rows", keys, grads)
     with monkeypatch.context() as patched:
-        patched.setattr("prpc_engine.kv.pace.WAIT_SHARE", 0.01)  # the rest of its time is for the answer
+        patched.setattr("prpc_engine.kv.consistency.barrier_scheduler.WAIT_SHARE", 0.01)  # the rest of its time is for the answer
         with pytest.raises(WorkersBehind, match=r"table 'rows' .* waited .* for .*; it has not run"):
             kv.pull("rows", keys, timeout_s=PATIENCE_S)
     pull = kv.submit_pull("rows", keys)
@@ -136,7 +136,7 @@ def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(transpo
         said.append(worker)
 
     monkeypatch.setattr(Pace, "_has_said", note)
-    monkeypatch.setattr("prpc_engine.kv.pace.GRACE_S", 600.0)
+    monkeypatch.setattr("prpc_engine.kv.consistency.barrier_scheduler.GRACE_S", 600.0)
     sync = {"name": "sync", "workers": 2, "reduce": "sum"}
     with ExitStack() as stack:
         master = stack.enter_context(Master())

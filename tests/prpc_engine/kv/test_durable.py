@@ -1,7 +1,7 @@
 import pytest
 
-from prpc_engine.deferred import Deferred
-from prpc_engine.kv.durable import SAVES_MAX, Durable
+from prpc_engine.kv.consistency.durable import SAVES_MAX, Durable
+from prpc_engine.rpc.deferred import Deferred
 
 
 def answered(*answers: Deferred) -> list[bool]:

@@ -17,10 +17,10 @@ import pytest
 from prpc_engine import RpcService
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
-from prpc_engine.kv.future import KVFuture
-from prpc_engine.kv.tree import PlacementNode
+from prpc_engine.kv.client.future import KVFuture
+from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.master.client import MasterClient
-from prpc_engine.service import SERVERS_PATH
+from prpc_engine.service.service import SERVERS_PATH
 from tests.program import halt
 from tests.prpc_engine.kv.elastic_processes import (
     KEYS_A_PUSH,
@@ -287,7 +287,7 @@ def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_
         wait_until(lambda: not service.master_client.connected, "the loss")
         server.close()
         assert "server 1 of 'kv' goes, and the master at" in caplog.text
-        monkeypatch.setattr("prpc_engine.kv.tree.ASK_TIMEOUT_S", PATIENCE_S)  # only here, where the keeper has ended
+        monkeypatch.setattr("prpc_engine.kv.schema.tree.ASK_TIMEOUT_S", PATIENCE_S)  # only here, where the keeper has ended
         with master.again():
             node = PlacementNode(service.master_client, "kv", SERVERS_PATH)
             wait_until(lambda: service.master_client.connected and not node.servers(), "the word")

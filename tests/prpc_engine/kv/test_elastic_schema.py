@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from prpc_engine.kv import Adagrad, Constant, ElasticServer, EpochChanged, Sgd, TableWorker
-from prpc_engine.kv.layout import sliced, spread
-from prpc_engine.kv.schema import Schemas, schema_of
-from prpc_engine.kv.table_spec import DenseSpec, SparseSpec, TableSpec
+from prpc_engine.kv.schema.layout import sliced, spread
+from prpc_engine.kv.schema.schema import Schemas, schema_of
+from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec
 from tests.prpc_engine.kv.elastic_processes import PUSH_TIMEOUT_S, elastic_world, serve_elastic
 from tests.prpc_engine.workloads.farm import Farm, end, kill
 

@@ -14,10 +14,10 @@ import pytest
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import BadArguments, ConfigError, DeadlineExceeded, RpcError
 from prpc_engine.kv import EpochChanged, RowsLost, TableServer, TableShard, TableWorker
-from prpc_engine.kv.beginnings import Beginnings
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
-from prpc_engine.kv.epochs import asked_as, outdated, parsed, read_outdated
-from prpc_engine.kv.local import LocalService, run_to_end
+from prpc_engine.kv.client.local import LocalService, run_to_end
+from prpc_engine.kv.consistency.epochs import asked_as, outdated, parsed, read_outdated
+from prpc_engine.kv.schema.beginnings import Beginnings
 from prpc_engine.master.watch import TreeEvent
 from tests.faults.zygote import Life
 from tests.ports import address_of, hold_port

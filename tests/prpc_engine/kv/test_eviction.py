@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv import Adagrad, Admission, Constant, Eviction, Sgd, SparseTable, Uniform, admission, eviction
-from prpc_engine.kv.admission import Doorkeeper
+from prpc_engine.kv import Adagrad, Admission, Constant, Eviction, Sgd, SparseTable, Uniform
+from prpc_engine.kv.table import admission, eviction
+from prpc_engine.kv.table.admission import Doorkeeper
 
 
 def table_with(**bounds: object) -> SparseTable:

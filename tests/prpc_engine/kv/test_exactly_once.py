@@ -16,9 +16,9 @@ import pytest
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NoServer, RpcError, Stopping
 from prpc_engine.kv import TableServer, TableShard, TableWorker
-from prpc_engine.kv.lane import Address, Lane
-from prpc_engine.kv.ledger import WINDOW
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.client.local import LocalService
+from prpc_engine.kv.client.partition_client import Address, Lane
+from prpc_engine.kv.consistency.ledger import WINDOW
 from shard import Future, Limits
 from tests.faults.zygote import Life
 from tests.program import halt

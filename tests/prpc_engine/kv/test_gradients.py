@@ -26,8 +26,8 @@ from prpc_engine.kv import (
     TableShard,
     TableWorker,
 )
-from prpc_engine.kv.gradients import GRADIENT_MAX, are_ordinary
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.client.local import LocalService
+from prpc_engine.kv.table.gradients import GRADIENT_MAX, are_ordinary
 
 GREATEST = float(np.finfo(np.float32).max)
 HUGE = [2e19, -2e19, 1e25, -1e25, GREATEST, -GREATEST, 1.0, GREATEST, GREATEST, -GREATEST, 1e-3]

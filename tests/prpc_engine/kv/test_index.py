@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from prpc_engine.errors import BadArguments
 from prpc_engine.kv import Constant, Sgd, SparseTable
-from prpc_engine.kv.index import CAPACITY_MIN, FULL_MAX, LOAD_MAX, SEGMENT_SHIFT, SEGMENT_SLOTS, KeyIndex
-from prpc_engine.kv.mix import mix64
+from prpc_engine.kv.table.index import CAPACITY_MIN, FULL_MAX, LOAD_MAX, SEGMENT_SHIFT, SEGMENT_SLOTS, KeyIndex
+from prpc_engine.kv.table.mix import mix64
 
 INT64 = np.iinfo(np.int64)
 key = st.one_of(st.integers(-5, 5), st.integers(INT64.min, INT64.max))

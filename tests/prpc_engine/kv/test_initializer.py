@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv import initializer
-from prpc_engine.kv.initializer import Constant, Uniform
+from prpc_engine.kv.table import initializer
+from prpc_engine.kv.table.initializer import Constant, Uniform
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1))

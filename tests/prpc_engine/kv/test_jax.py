@@ -14,7 +14,7 @@ import jax.numpy as jnp  # noqa: E402 - the line above skips all of this where j
 from prpc_engine.errors import BadArguments, ConfigError  # noqa: E402
 from prpc_engine.kv import TableServer, TableWorker  # noqa: E402
 from prpc_engine.kv import jax as kv_jax  # noqa: E402
-from prpc_engine.kv.local import LocalService  # noqa: E402
+from prpc_engine.kv.client.local import LocalService  # noqa: E402
 
 SGD = {"name": "sgd", "learning_rate": 0.1}
 

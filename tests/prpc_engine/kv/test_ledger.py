@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from prpc_engine.kv.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger, Node
+from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger, Node
 
 ONE, OTHER = 2**63 + 5, 7
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv import optimizer
-from prpc_engine.kv.optimizer import Adagrad, Adam, Add, Assign, Descent, Ftrl, Momentum, Optimizer, Sgd
-from prpc_engine.kv.schedule import Cosine, WarmUp
+from prpc_engine.kv.table import optimizer
+from prpc_engine.kv.table.optimizer import Adagrad, Adam, Add, Assign, Descent, Ftrl, Momentum, Optimizer, Sgd
+from prpc_engine.kv.table.schedule import Cosine, WarmUp
 
 EVERY = [
     Assign(),

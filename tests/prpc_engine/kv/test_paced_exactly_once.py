@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import TableWorker, pace
+from prpc_engine.kv import TableWorker
+from prpc_engine.kv.consistency import barrier_scheduler
 from tests.faults.zygote import Life
 from tests.prpc_engine.kv.test_exactly_once import cut_all, serve_tables
 from tests.prpc_engine.processes import wait_until
@@ -24,7 +25,7 @@ ONES = np.ones((3, 1), np.float32)
 
 def serve_patiently(life: Life, master: str, transport: str) -> None:
     """As serve_tables(), but a worker that is cut off keeps its place however long it takes to be back."""
-    pace.GRACE_S = 600.0
+    barrier_scheduler.GRACE_S = 600.0
     serve_tables(life, master, transport)
 
 

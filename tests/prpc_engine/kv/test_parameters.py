@@ -11,9 +11,9 @@ import pytest
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import BadArguments, ConfigError
 from prpc_engine.kv import DenseTable, Ftrl, TableServer, TableShard, TableWorker
-from prpc_engine.kv.initializer import Constant
-from prpc_engine.kv.local import LocalService
-from prpc_engine.kv.parameters import Parameters
+from prpc_engine.kv.client.local import LocalService
+from prpc_engine.kv.client.parameters import Parameters
+from prpc_engine.kv.table.initializer import Constant
 from tests.prpc_engine.kv.elastic_processes import elastic_world
 from tests.prpc_engine.kv.test_session import serve
 from tests.prpc_engine.processes import PATIENCE_S

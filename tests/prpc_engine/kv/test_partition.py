@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from prpc_engine.kv import partition
+from prpc_engine.kv.table import partition
 
 INT64 = np.iinfo(np.int64)
 keys_of_any_kind = st_numpy.arrays(np.int64, st.integers(0, 200), elements=st.integers(INT64.min, INT64.max))

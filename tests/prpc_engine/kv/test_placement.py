@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from prpc_engine.kv.placement import Placed, Placement, decode, demoted, first, handed_over, joined, loaded, plan
+from prpc_engine.kv.schema.placement import Placed, Placement, decode, demoted, first, handed_over, joined, loaded, plan
 
 
 def settled(placement: Placement, alive: list[int], moves_max: int = 100) -> Placement:

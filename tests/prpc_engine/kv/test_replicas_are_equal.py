@@ -19,13 +19,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prpc_engine.kv import decisions
-from prpc_engine.kv.copying import Incoming
-from prpc_engine.kv.hosted import Hosted
-from prpc_engine.kv.placement import NOBODY, Placed, demoted, handed_over, joined
-from prpc_engine.kv.server import TableShard
-from prpc_engine.kv.table import DenseTable, SparseTable
-from prpc_engine.kv.table_spec import TableSpec, from_dict
+from prpc_engine.kv.replication.replica import Hosted
+from prpc_engine.kv.replication.state_transfer import Incoming
+from prpc_engine.kv.schema.placement import NOBODY, Placed, demoted, handed_over, joined
+from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
+from prpc_engine.kv.server.server import TableShard
+from prpc_engine.kv.table import decisions
+from prpc_engine.kv.table.table import DenseTable, SparseTable
 from shard import Future
 
 SERVERS = (1, 2, 3)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prpc_engine.kv.duplicates import sum_duplicates, unique
-from prpc_engine.kv.rows import HUGE_PAGE_BYTES, GrowingRows
-from prpc_engine.kv.storage import storage_dtype
+from prpc_engine.kv.table.duplicates import sum_duplicates, unique
+from prpc_engine.kv.table.rows import HUGE_PAGE_BYTES, GrowingRows
+from prpc_engine.kv.table.storage import storage_dtype
 
 
 def test_growing_rows_keep_what_was_in_them() -> None:

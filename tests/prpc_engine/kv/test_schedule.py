@@ -3,8 +3,8 @@ import math
 import pytest
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv import schedule
-from prpc_engine.kv.schedule import Cosine, Exponential, Polynomial, Schedule, WarmUp
+from prpc_engine.kv.table import schedule
+from prpc_engine.kv.table.schedule import Cosine, Exponential, Polynomial, Schedule, WarmUp
 
 
 @pytest.mark.parametrize(

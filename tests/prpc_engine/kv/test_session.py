@@ -17,12 +17,12 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import Cache, ElasticServer, EpochChanged, TableServer, TableShard, TableWorker
-from prpc_engine.kv.cache import RowCache
-from prpc_engine.kv.lane import Address, Lane
-from prpc_engine.kv.local import LocalService
-from prpc_engine.kv.placement import Placed, Placement
-from prpc_engine.kv.session import Session
-from prpc_engine.kv.whereabouts import Whereabouts
+from prpc_engine.kv.client.local import LocalService
+from prpc_engine.kv.client.locator import Whereabouts
+from prpc_engine.kv.client.partition_client import Address, Lane
+from prpc_engine.kv.client.session import Session
+from prpc_engine.kv.consistency.cache import RowCache
+from prpc_engine.kv.schema.placement import Placed, Placement
 from shard import Future
 from tests.faults.zygote import Life
 from tests.program import halt

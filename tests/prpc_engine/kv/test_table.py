@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from prpc_engine.errors import BadArguments
 from prpc_engine.kv import Adagrad, Adam, Assign, Constant, DenseTable, Ftrl, Momentum, Sgd, SparseTable, Uniform
-from prpc_engine.kv.optimizer import Optimizer
-from prpc_engine.kv.schedule import Polynomial
-from prpc_engine.kv.storage import storage_dtype
+from prpc_engine.kv.table.optimizer import Optimizer
+from prpc_engine.kv.table.schedule import Polynomial
+from prpc_engine.kv.table.storage import storage_dtype
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -8,8 +8,8 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import Adam, Admission, Cast, DenseTable, Eviction, Int8, TableServer, TableWorker, TopK, WarmUp
-from prpc_engine.kv.compression import Feedback
-from prpc_engine.kv.initializer import Constant
+from prpc_engine.kv.table.compression import Feedback
+from prpc_engine.kv.table.initializer import Constant
 
 GRADS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
 

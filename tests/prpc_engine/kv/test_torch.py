@@ -19,7 +19,7 @@ from prpc_engine.demo.torch import evaluate, train  # noqa: E402
 from prpc_engine.errors import BadArguments, ConfigError  # noqa: E402
 from prpc_engine.kv import TableServer, TableWorker  # noqa: E402
 from prpc_engine.kv import torch as kv_torch  # noqa: E402
-from prpc_engine.kv.local import LocalService  # noqa: E402
+from prpc_engine.kv.client.local import LocalService  # noqa: E402
 
 SGD = {"name": "sgd", "learning_rate": 0.1}
 UNIFORM = {"name": "uniform", "scale": 0.5, "seed": 3}

@@ -20,7 +20,7 @@ from prpc_engine.kv import (
     TopK,
     Uniform,
 )
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.client.local import LocalService
 
 SGD = {"name": "sgd", "learning_rate": 1.0}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from prpc_engine.kv import Adagrad, Sgd, TableShard, TableWorker, Uniform
 from prpc_engine.kv.checkpoint.files import Files
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.client.local import LocalService
 
 KEYS = np.arange(300)
 

@@ -8,7 +8,7 @@ import pytest
 from prpc_engine.kv import Adagrad, DenseTable, SparseTable, Uniform
 from prpc_engine.kv.checkpoint import cut as cut_module
 from prpc_engine.kv.checkpoint.cut import TableCut
-from prpc_engine.kv.eviction import Eviction
+from prpc_engine.kv.table.eviction import Eviction
 
 Columns = dict[str, np.ndarray]
 

@@ -11,7 +11,7 @@ import pytest
 from prpc_engine.kv import TableShard, TableWorker
 from prpc_engine.kv.checkpoint import latest, verify
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
-from prpc_engine.kv.local import LocalService
+from prpc_engine.kv.client.local import LocalService
 from tests.prpc_engine.kv.checkpoint.jobs import create_tables, train
 from tests.prpc_engine.kv.checkpoint.test_save_and_restore import flip
 

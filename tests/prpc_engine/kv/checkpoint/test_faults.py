@@ -18,10 +18,10 @@ from prpc_engine.errors import NoServer
 from prpc_engine.kv import Constant, Sgd, TableShard, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.files import Files
-from prpc_engine.kv.checkpoint.rounds import Rounds
 from prpc_engine.kv.checkpoint.save import discard
-from prpc_engine.kv.local import LocalService, run_to_end
-from prpc_engine.kv.table_spec import SparseSpec
+from prpc_engine.kv.client.checkpoint_rounds import Rounds
+from prpc_engine.kv.client.local import LocalService, run_to_end
+from prpc_engine.kv.schema.table_spec import SparseSpec
 from tests.prpc_engine.kv.checkpoint.jobs import FailingFiles, assert_same, create_tables, local_job, train, values
 from tests.shard.small_shm import run_with_own_shm
 

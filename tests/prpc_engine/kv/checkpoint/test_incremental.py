@@ -11,13 +11,13 @@ import pytest
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import Adagrad, SparseTable, TableShard, TableWorker, Uniform
-from prpc_engine.kv.changes import REMOVED_MIN, Changes
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.chain import base_for
 from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, Base, Manifest, decode
-from prpc_engine.kv.eviction import Eviction
-from prpc_engine.kv.local import LocalService, run_to_end
+from prpc_engine.kv.client.local import LocalService, run_to_end
+from prpc_engine.kv.table.changes import REMOVED_MIN, Changes
+from prpc_engine.kv.table.eviction import Eviction
 from tests.prpc_engine.kv.checkpoint.jobs import assert_same, create_tables, local_job, train, values
 from tests.prpc_engine.kv.checkpoint.test_save_and_restore import cut_short, flip
 

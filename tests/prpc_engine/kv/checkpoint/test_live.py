@@ -14,11 +14,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import Sgd, TableShard, TableWorker, partition
+from prpc_engine.kv import Sgd, TableShard, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, latest, methods, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
-from prpc_engine.kv.table_spec import SparseSpec
+from prpc_engine.kv.schema.table_spec import SparseSpec
+from prpc_engine.kv.table import partition
 from tests.prpc_engine.kv.checkpoint.jobs import assert_same, create_tables, train, values
 from tests.prpc_engine.kv.checkpoint.processes import ServerProcess
 from tests.prpc_engine.processes import wait_until

@@ -10,11 +10,11 @@ import pytest
 
 from prpc_engine.kv import Adagrad, SparseTable, TableShard, TableWorker, Uniform
 from prpc_engine.kv.checkpoint import load, manifest, save
-from prpc_engine.kv.eviction import Eviction
-from prpc_engine.kv.initializer import Constant
-from prpc_engine.kv.local import LocalService
-from prpc_engine.kv.optimizer import Sgd
-from prpc_engine.kv.table_spec import SparseSpec
+from prpc_engine.kv.client.local import LocalService
+from prpc_engine.kv.schema.table_spec import SparseSpec
+from prpc_engine.kv.table.eviction import Eviction
+from prpc_engine.kv.table.initializer import Constant
+from prpc_engine.kv.table.optimizer import Sgd
 
 POLICIES: dict[str, dict[str, Any]] = {
     "rows_max": {"eviction": {"rows_max": 40}},

@@ -19,11 +19,11 @@ from prpc_engine.kv import Adagrad, TableShard, Uniform
 from prpc_engine.kv.checkpoint import CheckpointError, latest, load, methods, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, StoredFile, decode
-from prpc_engine.kv.hosted import Moved
-from prpc_engine.kv.initializer import Constant
-from prpc_engine.kv.local import run_to_end
-from prpc_engine.kv.optimizer import Adam
-from prpc_engine.kv.table_spec import SparseSpec
+from prpc_engine.kv.client.local import run_to_end
+from prpc_engine.kv.replication.replica import Moved
+from prpc_engine.kv.schema.table_spec import SparseSpec
+from prpc_engine.kv.table.initializer import Constant
+from prpc_engine.kv.table.optimizer import Adam
 from tests.prpc_engine.kv.checkpoint.jobs import KEYS, assert_same, create_tables, local_job, train, values
 
 SPARSE = SparseSpec("t", 0, 1, Adagrad(0.1), Constant(), 1).to_dict()

@@ -13,8 +13,9 @@ import pytest
 from prpc_engine import RpcService
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import ElasticServer, TableServer, TableWorker
-from prpc_engine.kv.checkpoint import CheckpointError, methods, rounds, verify
-from prpc_engine.kv.hosted import Hosted
+from prpc_engine.kv.checkpoint import CheckpointError, methods, verify
+from prpc_engine.kv.client import checkpoint_rounds
+from prpc_engine.kv.replication.replica import Hosted
 from tests.prpc_engine.kv.checkpoint.jobs import local_job
 from tests.prpc_engine.kv.elastic_processes import elastic_world
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -32,7 +33,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(high)
         return low
 
-    monkeypatch.setattr(rounds, "random", SimpleNamespace(uniform=uniform))
+    monkeypatch.setattr(checkpoint_rounds, "random", SimpleNamespace(uniform=uniform))
     return found
 
 

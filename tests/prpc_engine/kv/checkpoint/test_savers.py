@@ -15,8 +15,8 @@ from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.manifest import Busy
 from prpc_engine.kv.checkpoint.save import LEFT_S
-from prpc_engine.kv.local import run_to_end
-from prpc_engine.kv.table_spec import SparseSpec
+from prpc_engine.kv.client.local import run_to_end
+from prpc_engine.kv.schema.table_spec import SparseSpec
 from tests.prpc_engine.kv.checkpoint.jobs import create_tables, local_job, train
 from tests.prpc_engine.processes import PATIENCE_S
 

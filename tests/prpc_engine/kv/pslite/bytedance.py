@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 import prpc_engine
-from prpc_engine.kv import pslite as ps
-from prpc_engine.kv.pslite import ids
+from prpc_engine import pslite as ps
+from prpc_engine.pslite import ids
 
 TIMEOUT_S = 60.0
 

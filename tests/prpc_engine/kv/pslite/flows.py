@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from prpc_engine import errors
-from prpc_engine.kv import pslite as ps
-from prpc_engine.kv.pslite.ids import KEY_MAX
+from prpc_engine import pslite as ps
+from prpc_engine.pslite.ids import KEY_MAX
 from tests.prpc_engine.processes import wait_until
 
 

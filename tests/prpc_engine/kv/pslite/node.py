@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService, errors
+from prpc_engine import pslite as ps
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
-from prpc_engine.kv import pslite as ps
-from prpc_engine.kv.pslite.ids import KEY_MAX
-from prpc_engine.kv.pslite.slicer import by_ranges
+from prpc_engine.pslite.ids import KEY_MAX
+from prpc_engine.pslite.slicer import by_ranges
 from tests.prpc_engine.kv.pslite import flows
 from tests.prpc_engine.kv.pslite.bytedance import benchmark_stress, ipc_benchmark
 from tests.prpc_engine.kv.pslite.flows import awaited, group, holder, landing, miscounted, order, own_benchmark, threads, together

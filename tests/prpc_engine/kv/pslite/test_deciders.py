@@ -9,18 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from prpc_engine import kv
+from prpc_engine import kv, pslite
 from prpc_engine.errors import Backpressure, BadArguments, Closed, ConfigError
-from prpc_engine.kv import pslite
-from prpc_engine.kv.pslite import KVPairs, KVServerDefaultHandle, ids, wire
-from prpc_engine.kv.pslite.environment import Settings
-from prpc_engine.kv.pslite.handler_threads import HandlerThreads
-from prpc_engine.kv.pslite.mailroom import KV, Mailroom
-from prpc_engine.kv.pslite.meetings import Meetings
-from prpc_engine.kv.pslite.outbox import ALONE_MAX, TOGETHER_MAX, Outbox
-from prpc_engine.kv.pslite.pairs import check_keys, check_layout, check_vals
-from prpc_engine.kv.pslite.reliable import Arrivals, Dice
-from prpc_engine.kv.pslite.slicer import by_ranges, check_slices
+from prpc_engine.pslite import KVPairs, KVServerDefaultHandle, ids, wire
+from prpc_engine.pslite.barriers import Meetings
+from prpc_engine.pslite.customer_router import KV, Mailroom
+from prpc_engine.pslite.environment import Settings
+from prpc_engine.pslite.handler_threads import HandlerThreads
+from prpc_engine.pslite.outbox import ALONE_MAX, TOGETHER_MAX, Outbox
+from prpc_engine.pslite.pairs import check_keys, check_layout, check_vals
+from prpc_engine.pslite.reliable import Arrivals, Dice
+from prpc_engine.pslite.slicer import by_ranges, check_slices
 from shard import Future
 
 JOB = {

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.kv.pslite.launch import launch
-from prpc_engine.local_job import START_AGAIN, TIME_IS_OVER, JobReport
+from prpc_engine.pslite.launch import launch
+from prpc_engine.settings.local_job import START_AGAIN, TIME_IS_OVER, JobReport
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 TIMEOUT_S = 100.0

@@ -13,15 +13,15 @@ import pytest
 
 from prpc_engine import RpcClient, RpcService
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, Rejected, RpcError, Stopping
-from prpc_engine.kv.pslite import KVPairs, KVServer, KVServerDefaultHandle, KVWorker, ids, postoffice, simple_app, wire
-from prpc_engine.kv.pslite.customer import Customer
-from prpc_engine.kv.pslite.endpoint import Endpoint
-from prpc_engine.kv.pslite.environment import Settings
-from prpc_engine.kv.pslite.mailroom import KV, Mailroom
-from prpc_engine.kv.pslite.postoffice import Place, Postoffice
-from prpc_engine.kv.pslite.slicer import by_ranges
-from prpc_engine.local_job import reserved_ports
 from prpc_engine.master.client import MasterClient
+from prpc_engine.pslite import KVPairs, KVServer, KVServerDefaultHandle, KVWorker, ids, postoffice, simple_app, wire
+from prpc_engine.pslite.customer import Customer
+from prpc_engine.pslite.customer_router import KV, Mailroom
+from prpc_engine.pslite.endpoint import Endpoint
+from prpc_engine.pslite.environment import Settings
+from prpc_engine.pslite.postoffice import Place, Postoffice
+from prpc_engine.pslite.slicer import by_ranges
+from prpc_engine.settings.local_job import reserved_ports
 from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 

@@ -1,0 +1,205 @@
+"""The servers of one service, as one client knows them: who gets a call, and when the master is asked who serves now.
+
+    asked                      by                             waits for
+    refresh()                  a user                         a look that begins after it was asked
+    after_look(then)           the mender                     the same
+    changed()                  the watch of the service       nothing: it is repeated until a look succeeds
+    after_look_if_stale(...)   the mender, after a failure    the look under way; if is_stale() says so, a new one; or nothing
+
+One look is made at a time, in a thread of its own: the reactor's may be what asks, and the answer needs it.
+A look that fails (the master is away) leaves those known here as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+from prpc_engine import errors
+from prpc_engine.client.balance import Balancer
+from prpc_engine.client.call_figures import CallFigures
+from prpc_engine.client.route import Route, Sought
+from prpc_engine.master.registry import ServerEntry
+from prpc_engine.node.node import Node
+from shard import ClosedError, Future
+
+REFRESH_S_MIN = 0.05  # between two looks at the master, as long as the servers known here may do
+CHANGED_S = 1.0  # between two looks for what has changed while the master is away, or too slow
+
+logger = logging.getLogger("prpc")
+Then = Callable[[BaseException | None], object]  # what follows a look, told what it failed with
+
+
+class Directory:
+    """See the file's head. Thread-safe.
+
+    `lookup()` asks the master and may block; `on_change(routes by server id)` hears of every change.
+    """
+
+    def __init__(
+        self, name: str, node: Node, lookup: Callable[[], list[ServerEntry]], balance: str, random: random.Random
+    ) -> None:
+        self.name = name
+        self.figures = CallFigures()
+        self.on_change: Callable[[dict[int, Route]], None] = _ignore
+        self.routes: dict[int, Route] = {}  # replaced and never changed
+        self.server_ids: tuple[int, ...] = ()  # sorted
+        self._owners: tuple[Route, ...] = ()  # of keys: in the order of their server ids
+        self.balancer: Balancer[Route] = Balancer((), random, balance, guard=threading.Lock())
+        self._ailing = self.balancer.ailing
+        self._pick = self.balancer.pick
+        self._node = node
+        self._lookup = lookup
+        self._anybody = Sought(name, f"any server of {name!r}", self.find_any, self.figures)
+        self._closed = False
+        self._refreshed = 0.0  # when the last look began
+        self._guard = threading.Lock()  # of what follows, and of the entries once there are looks
+        self._looking: list[Then] | None = None  # who waits for the look under way; None: there is none
+        self._next: list[Then] = []  # who waits for the one after that
+        self._is_due = False  # changed() is to be repeated; the reactor's
+
+    # -- who gets a call -----------------------------------------------------------------------------------------------
+
+    def pick(self, avoid: tuple[Route, ...] = ()) -> Route:
+        """Who gets the next call; one that is sought when none is known."""
+        return self._pick(time.monotonic() if self._ailing else 0.0, avoid) or self._anybody
+
+    def find_any(self) -> Route:
+        """The same. Raises NoServer."""
+        route = self._pick(time.monotonic(), ())
+        if route is None:
+            raise errors.NoServer(f"{self.name!r} has no live server at present: start one, or wait for it with create_client()")
+        return route
+
+    def to(self, server_id: int) -> Route:
+        """The server of that id; one that is sought when it is not known."""
+        return self.routes.get(server_id) or Sought(
+            self.name, f"server {server_id} of {self.name!r}", partial(self._find, server_id), self.figures
+        )
+
+    def _find(self, server_id: int) -> Route:
+        route = self.routes.get(server_id)
+        if route is None:
+            raise errors.NoServer(f"{self.name!r} has no server {server_id}; it has: {list(self.server_ids)}")
+        return route
+
+    def by(self, key: int | str | bytes) -> Route:
+        """The owner of that key among those known; one that is sought when none is."""
+        number = key if isinstance(key, int) else zlib.crc32(key.encode() if isinstance(key, str) else key)
+        owners = self._owners
+        if owners:
+            return owners[number % len(owners)]
+        return Sought(self.name, f"the server of {self.name!r} for key {key!r}", partial(self._find_by, number), self.figures)
+
+    def _find_by(self, number: int) -> Route:
+        owners = self._owners
+        return owners[number % len(owners)] if owners else self.find_any()
+
+    # -- who is known --------------------------------------------------------------------------------------------------
+
+    def set_entries(self, entries: list[ServerEntry]) -> None:
+        """From now on these; the way to those that stay is kept."""
+        old = self.routes
+        routes = {}
+        for entry in entries:
+            known = old.get(entry.server_id)
+            if known is None or known.target != entry.target:
+                known = Route(entry, self._node.is_local(entry.addresses), self, self.figures)
+            routes[entry.server_id] = known
+        self.routes = routes
+        self.server_ids = tuple(sorted(routes))
+        self._owners = tuple(routes[server_id] for server_id in self.server_ids)
+        self.balancer.set_routes(routes.values())
+        self.on_change(routes)
+
+    def refresh(self) -> None:
+        """Ask the master who serves now; waits for as long as two lookups take. Raises what the lookup raises, Closed."""
+        try:
+            self._look_to_come().result()
+        except ClosedError as error:
+            raise errors.Closed(f"this side was closed before the servers of {self.name!r} were looked up") from error
+
+    def _look_to_come(self) -> Future:
+        done = Future(self._node.waiter)
+        self.after_look(lambda failure: done.set_result(None) if failure is None else done.set_error(failure))
+        return done
+
+    def changed(self) -> None:
+        """Servers have come or gone: look who serves now, until a look succeeds."""
+        if not self._closed:
+            self.after_look(self._looked)
+
+    def _looked(self, failure: BaseException | None) -> None:
+        if failure is not None and not self._closed and not self._is_due:
+            self._is_due = True
+            self._node.reactor.call_later(CHANGED_S, self._look_when_due)
+
+    def _look_when_due(self) -> None:
+        self._is_due = False
+        self.changed()
+
+    def is_stale(self, error: BaseException, route: Route) -> bool:
+        """Whether a failure at that route makes another look worth while: not for every call of many that fail at once, but
+        always when a server says that it is not what our newest knowledge takes it for."""
+        if isinstance(error, errors.UnknownService) and self.routes.get(route.server_id) is route:
+            return True
+        return time.monotonic() - self._refreshed >= REFRESH_S_MIN
+
+    def after_look_if_stale(self, error: BaseException, route: Route, then: Then) -> None:
+        """Call then() after a look that is worth while, or under way; else now."""
+        with self._guard:
+            if self._looking is not None:
+                self._looking.append(then)
+                return
+        if self.is_stale(error, route):
+            self.after_look(then)
+        else:
+            then(None)
+
+    def after_look(self, then: Then) -> None:
+        """Call then(what the look failed with, or None) in the reactor's thread, after a look at the master that begins now or
+        later: the one under way may have been answered before there was what is looked for."""
+        with self._guard:
+            if self._looking is not None:
+                self._next.append(then)
+                return
+            self._looking = [then]
+        threading.Thread(target=self._look, name=f"prpc-look-{self.name}", daemon=True).start()
+
+    def _look(self) -> None:
+        """A thread: one look after the other, as long as somebody waits for one."""
+        is_awaited = True
+        while is_awaited:
+            failure: BaseException | None = None
+            try:
+                self._ask()
+            except Exception as error:  # the master is away, or this side was closed; whatever it is, somebody waits for it
+                logger.debug("the servers of %r could not be looked up: %s", self.name, str(error))
+                failure = error
+            with self._guard:
+                told, self._looking, self._next = self._looking or [], self._next or None, []
+                is_awaited = self._looking is not None
+            for then in told:
+                self._node.reactor.call_soon(partial(then, failure))
+
+    def _ask(self) -> None:
+        self._refreshed = time.monotonic()
+        entries = self._lookup()
+        with self._guard:
+            if not self._closed:
+                self.set_entries(entries)
+
+    def close(self) -> None:
+        """Know nobody any more, whatever a look under way finds."""
+        with self._guard:
+            self._closed = True
+            self.set_entries([])
+
+
+def _ignore(routes: dict[int, Route]) -> None:
+    """Before the client listens."""

@@ -1,0 +1,56 @@
+"""The way to one server: its entry at the master, the peer once connected, and the calls that wait for the connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+
+from prpc_engine.client.call_figures import CallFigures
+from prpc_engine.master.registry import ServerEntry
+from prpc_engine.rpc.call import Call
+from prpc_engine.rpc.peer import Peer
+
+
+class Route:
+    """See the file's head. `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls keep their
+    order. `waiting` is changed under the mender's guard."""
+
+    __slots__ = ("addresses", "figures", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
+
+    def __init__(self, entry: ServerEntry, is_local: bool, owner: object = None, figures: CallFigures | None = None) -> None:
+        self.figures = figures  # of its client: calls that fail count there
+        self.owner = owner  # the Directory that made it: by it a client knows its own calls in the table of a peer
+        self.server_id = entry.server_id
+        self.rank = entry.rank
+        self.is_local = is_local
+        self.target = entry.target
+        self.addresses = entry.addresses
+        self.marks = entry.marks
+        self.peer: Peer | None = None
+        self.waiting: dict[Call, None] | None = None  # in order; None: nobody connects it
+        self.text = f"server {entry.server_id} of {entry.service!r} (rank {entry.rank})"
+
+    @property
+    def in_flight(self) -> Sized:
+        """Calls that wait for the node it lives on, or for a connection to it."""
+        peer = self.peer  # looked at once: whoever finds it lost sets it to None, in any thread
+        return peer.calls.in_flight if peer is not None else self.waiting or ()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a call may leave at once."""
+        peer = self.peer
+        return peer is not None and not peer.lost
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Sought(Route):
+    """Stands for a server that is not known here. After a look at the master find() says which it is, or raises NoServer."""
+
+    __slots__ = ("find",)
+
+    def __init__(self, service: str, text: str, find: Callable[[], Route], figures: CallFigures | None = None) -> None:
+        super().__init__(ServerEntry(service, -1, 0, -1, ()), False, figures=figures)  # no call is sent over it
+        self.text = text
+        self.find = find

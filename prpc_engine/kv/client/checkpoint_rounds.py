@@ -1,0 +1,356 @@
+"""A worker's side of saving and restoring: which servers are asked what, in which order, and what is undone when one fails.
+
+The order is that of methods.py. Every round is bounded by the caller's timeout; of several failures the first is raised, once
+all servers have answered, so that nothing is removed which one of them still writes.
+
+    a round failed because                              then
+    a partition moved, is copied, is saved by another   the whole attempt is made again, until the deadline
+    a server of elastic tables was lost                 the same: another server comes to hold its partitions
+    a server of other tables was lost                   the same, for lost_s: it may only have been cut off or stopped for a while
+    the server that commits was lost                    the same; first is looked whether the checkpoint counts
+    of anything else                                    the error is raised
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from prpc_engine.errors import (
+    Closed,
+    ConfigError,
+    DeadlineExceeded,
+    MaybeExecuted,
+    NotSent,
+    RemoteError,
+    RpcError,
+    Stopping,
+    UnknownService,
+)
+from prpc_engine.kv.checkpoint.chain import base_for, check_full_every
+from prpc_engine.kv.checkpoint.files import checked_folder
+from prpc_engine.kv.checkpoint.manifest import (
+    FORMAT,
+    Base,
+    Busy,
+    CheckpointError,
+    Manifest,
+    Part,
+    TooLate,
+    check_keep,
+    check_step,
+    encode,
+    line_crc32,
+)
+from prpc_engine.kv.client.future import PartFuture
+from prpc_engine.kv.client.partition_client import is_moved
+from prpc_engine.kv.consistency.epochs import RowsLost
+from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
+
+MOVED_PAUSE_S = 0.05  # a hand-over takes some tens of milliseconds
+BUSY_PAUSE_S_MAX = 0.5  # a copy or a save takes seconds to minutes, and each attempt holds pushes for a round
+UNDO_TIMEOUT_S = 10.0  # for what is asked after a failure, perhaps of a server that has just died
+BEFORE_IT = "the checkpoints before it are as they were"  # of a save
+AGAIN = "restore again"
+Folder = str | os.PathLike[str]
+Layout = Callable[[dict[str, list[TableSpec]]], Mapping[int, Mapping[str, TableSpec]]]
+Epochs = Mapping[str, tuple[int, int]]  # as of catalog.py
+Value = TypeVar("Value")
+logger = logging.getLogger("prpc")
+
+
+class Submit(Protocol):
+    """Call a method of one server."""
+
+    def __call__(self, server_id: int, method: str, timeout_s: float, /, *args: Any) -> PartFuture: ...
+
+
+class Rounds:
+    """Rounds of calls to all servers, within `timeout_s` seconds in all. locate: finds out where partitions are now.
+
+    asked_of: what requests call the tables that a server must have for its part of a checkpoint to be whole. lost_s: for how
+    many seconds servers that were lost are waited for, where that is less than what is left. restoring: is told the id of each
+    restore before servers are.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        server_ids: Sequence[int],
+        timeout_s: float,
+        locate: Callable[[], object],
+        asked_of: Callable[[int], list[str]] = lambda server_id: [],
+        lost_s: float = 0.0,
+        restoring: Callable[[str], object] = lambda load_id: None,
+    ) -> None:
+        self._submit, self._locate, self._asked_of = submit, locate, asked_of
+        self._server_ids, self._lost_s, self._restoring = server_ids, lost_s, restoring
+        self._timeout_s, self._until = timeout_s, time.monotonic() + timeout_s
+        self._in_doubt: tuple[str, int] | None = None  # of the commit that was not answered: the save's id, the manifest's CRC-32
+
+    def save(self, folder: Folder, step: int, keep: int | None, full_every: int) -> None:
+        """See TableWorker.save()."""
+        arguments = _text(folder), check_step(step), check_keep(keep), check_full_every(full_every)  # before anything is written
+        self._until_done(f"step {step} was not saved in {folder}", BEFORE_IT, lambda: self._save(*arguments))
+
+    def _save(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
+        is_chained = full_every > 1
+        newest = _base(self._ask_first("checkpoint_newest", folder)) if is_chained or self._in_doubt is not None else None
+        if self._in_doubt is not None and newest is not None and newest.crc32 == self._in_doubt[1]:
+            save_id, saved = self._in_doubt[0], msgspec.to_builtins(newest)
+        else:
+            save_id = secrets.token_hex(8)
+            saved = self._write(save_id, folder, step, keep, newest, full_every)
+        if is_chained:
+            try:
+                self._ask_all("checkpoint_committed", save_id, saved)
+            except (RpcError, TimeoutError) as error:
+                logger.warning("the checkpoint %s is good, but the next one will be full: %s", saved["name"], str(error))
+        try:
+            self._ask_all("checkpoint_durable", save_id)
+        except (RpcError, TimeoutError) as error:
+            logger.warning(
+                "the checkpoint %s is good, but who waits for it is told after the next: %s", saved["name"], str(error)
+            )
+
+    def _write(
+        self, save_id: str, folder: str, step: int, keep: int | None, newest: Base | None, full_every: int
+    ) -> dict[str, Any]:
+        """The checkpoint that counts then, as a Base."""
+        is_chained = full_every > 1
+        ends = self._enter(save_id, folder)
+        parts: list[Any] = []
+        over: Base | None = None
+        try:
+            over = base_for(ends, newest, full_every)
+            base = msgspec.to_builtins(over) if over is not None else None
+            arguments = [(save_id, folder, step, part, base, is_chained) for part in range(len(self._server_ids))]
+            parts = self._ask_each("checkpoint_save", arguments)
+            saved: dict[str, Any] = self._ask_first("checkpoint_commit", save_id, folder, step, parts, keep, base)
+        except (RpcError, TimeoutError) as error:
+            if parts and isinstance(error, MaybeExecuted | TimeoutError):
+                self._in_doubt = save_id, _crc32_of(step, parts, over)
+            self._undo_all("checkpoint_release", save_id)
+            any(self._undo("checkpoint_abort", server_id, save_id, folder) for server_id in self._server_ids)
+            raise
+        return saved
+
+    def _enter(self, save_id: str, folder: str) -> list[Base | None]:
+        """Hold pushes everywhere: the checkpoint since which each server knows what changed. The first server is asked first, by
+        all who save: so of two one goes on, and the other waits without holding anything."""
+        enter = [(save_id, folder, self._asked_of(server_id)) for server_id in self._server_ids]
+        ends = self._ask("checkpoint_enter", self._server_ids[:1], enter[:1])
+        try:
+            ends += self._ask("checkpoint_enter", self._server_ids[1:], enter[1:])
+        except (RpcError, TimeoutError):
+            self._undo_all("checkpoint_release", save_id)
+            raise
+        return [_base(end) for end in ends]
+
+    def restore(self, folder: Folder, layout: Layout, next_epochs: Callable[[int], Epochs] = lambda step: {}) -> int:
+        """See TableWorker.restore(). `layout` says what each server is to have of the tables saved, next_epochs which epochs they
+        begin with that step."""
+        text = _text(folder)
+        return self._until_done(f"{folder} was not restored", AGAIN, lambda: self._restore(text, layout, next_epochs))
+
+    def _restore(self, folder: str, layout: Layout, next_epochs: Callable[[int], Epochs]) -> int:
+        found = self._ask_first("checkpoint_find", folder)
+        while True:
+            try:
+                return self._load(folder, layout, next_epochs, *found)
+            except Busy:
+                raise
+            except CheckpointError:
+                refused, found = found[0], self._ask_first("checkpoint_find", folder)
+                if found[0] == refused:
+                    raise  # else a save has removed it meanwhile, and there is a newer one
+
+    def _load(
+        self, folder: str, layout: Layout, next_epochs: Callable[[int], Epochs], name: str, step: int, saved: dict[str, Any]
+    ) -> int:
+        specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
+        load_id = secrets.token_hex(8)
+        try:
+            plain = [{table: spec.to_dict() for table, spec in specs[server_id].items()} for server_id in self._server_ids]
+            arguments = [(load_id, folder, name, each, part, len(plain)) for part, each in enumerate(plain)]
+            self._ask_each("checkpoint_load", arguments)
+            self._restoring(load_id)
+            self._ask_all("checkpoint_swap", load_id, dict(next_epochs(int(step))), int(step))
+        except (RpcError, TimeoutError):
+            self._undo_all("checkpoint_forget", load_id)
+            raise
+        self._settle(load_id)
+        return int(step)
+
+    def _settle(self, load_id: str) -> None:
+        """Wait until the master knows of it, so that other workers are told, and replicas have what was restored: a server that
+        is lost now takes nothing along. Busy: one was lost before."""
+        while True:
+            try:
+                settled = self._ask_all("checkpoint_settled", load_id)
+            except RemoteError as error:
+                if not is_moved(error):
+                    raise
+                settled = [False]  # it serves under another epoch by now
+            if None in settled:
+                raise Busy("a server was lost as soon as its partitions had been restored")
+            if all(settled):
+                return
+            if time.monotonic() + MOVED_PAUSE_S >= self._until:
+                logger.warning(
+                    "the checkpoint is restored, but replicas have not got all of it by the deadline: a server that is lost "
+                    "before they have takes rows along"
+                )
+                return
+            time.sleep(MOVED_PAUSE_S)
+            self._find_partitions()
+
+    def _until_done(self, failed: str, then: str, attempt: Callable[[], Value]) -> Value:
+        """attempt(), again and again as the table at the head says. For errors: `failed` tells what was not done, `then` what
+        holds then."""
+        pause_s, lost_until = MOVED_PAUSE_S, 0.0
+        reason: RpcError
+        while True:
+            try:
+                self._find_partitions()
+                return attempt()
+            except Busy as error:
+                pause_s, lost_until, reason = min(BUSY_PAUSE_S_MAX, 2 * pause_s), 0.0, error
+            except DeadlineExceeded as error:
+                raise self._too_late(failed, then, error) from error
+            except RpcError as error:
+                if not _is_passing(error):
+                    raise
+                pause_s, reason = MOVED_PAUSE_S, error
+                if is_moved(error):
+                    lost_until = 0.0
+                elif not lost_until:
+                    lost_until = time.monotonic() + self._lost_s
+                    logger.warning("%s yet, and another attempt is made, as a server was lost: %s", failed, _line(error))
+            now = time.monotonic() + pause_s
+            if now >= self._until:
+                raise self._too_late(failed, then, reason) from reason
+            if lost_until and now >= lost_until:
+                raise CheckpointError(f"{self._told(failed)}: {_line(reason)}; {then}") from reason
+            time.sleep(random.uniform(0.5, 1.0) * pause_s)
+
+    def _find_partitions(self) -> None:
+        try:
+            self._locate()
+        except Closed:
+            raise
+        except RpcError as error:  # the master is away: those known here may do
+            logger.warning("it is not known where partitions are now: %s", _line(error))
+
+    def _told(self, failed: str) -> str:
+        if self._in_doubt is None:
+            return failed
+        return f"{failed}, as far as is known (its end was not answered: kv.checkpoint.latest() says whether it counts)"
+
+    def _too_late(self, failed: str, then: str, reason: Exception) -> TooLate:
+        text = f"{_line(reason)}, and so it was until the deadline: allow a larger timeout_s"
+        return TooLate(f"{self._told(failed)}: {text}; {then}")
+
+    def _ask_first(self, method: str, *args: Any) -> Any:
+        return self._ask(method, self._server_ids[:1], [args])[0]
+
+    def _ask_all(self, method: str, *args: Any) -> list[Any]:
+        return self._ask(method, self._server_ids, [args] * len(self._server_ids))
+
+    def _ask_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._ask(method, self._server_ids, arguments)
+
+    def _ask(self, method: str, server_ids: Sequence[int], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        left_s = max(0.001, self._until - time.monotonic())
+        asked, answers = list[PartFuture](), []
+        failed: Exception | None = None
+        refused: Exception | None = None
+        for each, args in zip(server_ids, arguments, strict=True):
+            try:
+                asked.append(self._submit(each, method, left_s, *args))
+            except RpcError as error:  # it is gone, say; those before it work
+                refused = error
+                break
+        for part in asked:
+            try:
+                answers.append(part.result())
+            except (RpcError, TimeoutError) as error:
+                failed = failed or error
+        failed = failed or refused
+        if failed is not None:
+            raise _named(failed) from failed
+        return answers
+
+    def _undo_all(self, method: str, *args: Any) -> None:
+        """_undo() of all servers, at once: one that does not answer keeps none of the others waiting."""
+        asked = [(server_id, self._begin_undo(method, server_id, *args)) for server_id in self._server_ids]
+        for server_id, part in asked:
+            if part is not None:
+                self._undone(method, server_id, part)
+
+    def _undo(self, method: str, server_id: int, *args: Any) -> bool:
+        """Whether it did. The failure that led here is what the caller gets."""
+        part = self._begin_undo(method, server_id, *args)
+        return part is not None and self._undone(method, server_id, part)
+
+    def _begin_undo(self, method: str, server_id: int, *args: Any) -> PartFuture | None:
+        try:
+            return self._submit(server_id, method, UNDO_TIMEOUT_S, *args)
+        except RpcError as error:
+            _warn_of_undo(method, server_id, error)
+            return None
+
+    def _undone(self, method: str, server_id: int, part: PartFuture) -> bool:
+        try:
+            part.result()
+        except (RpcError, TimeoutError) as error:
+            _warn_of_undo(method, server_id, error)
+            return False
+        return True
+
+
+def _warn_of_undo(method: str, server_id: int, error: Exception) -> None:
+    logger.warning("%s of server %d after a failure: %s", method, server_id, _line(error))
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether the same may succeed soon: a server was lost, or serves what was asked for no more."""
+    return isinstance(error, NotSent | MaybeExecuted | Stopping | UnknownService) or is_moved(error)
+
+
+def _crc32_of(step: int, parts: Sequence[Any], base: Base | None) -> int:
+    """By which the manifest of these parts is known, as save.commit() makes it."""
+    found = sorted((msgspec.convert(part, Part, strict=False) for part in parts), key=lambda part: part.part)
+    return line_crc32(encode(Manifest(FORMAT, step, tuple(found), base)))
+
+
+def _text(folder: object) -> str:
+    """Of a folder on the servers' disks. Raises ConfigError."""
+    text = os.fspath(folder) if isinstance(folder, os.PathLike) else folder
+    checked_folder(text, None)
+    assert isinstance(text, str)
+    return text
+
+
+def _base(plain: Any) -> Base | None:
+    return None if plain is None else msgspec.convert(plain, Base)
+
+
+def _named(error: Exception) -> Exception:
+    """What a server raised on purpose, as what it was there."""
+    if isinstance(error, RemoteError):
+        for kind in (Busy, CheckpointError, ConfigError, RowsLost):
+            if error.type_name.rpartition(".")[2] == kind.__name__:
+                return kind(error.remote_message)
+    return error

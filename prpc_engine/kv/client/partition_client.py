@@ -1,0 +1,463 @@
+"""One partition as a worker sees it: requests go to whoever serves it, and come again there after a loss; pushes are numbered.
+
+    request     event                                       next
+    under way   answered, or refused                        settled
+    under way   a loss: what it was sent to went away       lost: it waits for the mending (recovery.py)
+    new         others of its lane are lost                 lost: it goes behind them
+    lost        mended: somebody serves the partition       under way, in the order in which they were asked
+    lost        its deadline                                settled, by an error that says what is known
+    lost, not   another worker has restored a checkpoint    settled, by EpochChanged (locator.py)
+      done
+
+A push keeps its number and its arrays until it is settled, and the partition's ledger knows it by that number: so it may be sent
+as often as needed, and is applied once. What is kept is bounded in numbers (ledger.WINDOW from the oldest to the newest) and in
+bytes.
+
+A request that nothing happens to costs a push one entry here, and a pull nothing: its caller waits for the call itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol
+
+from prpc_engine.errors import (
+    Backpressure,
+    Closed,
+    ConfigError,
+    DeadlineExceeded,
+    MaybeExecuted,
+    NotSent,
+    Rejected,
+    RemoteError,
+    RpcError,
+    Stopping,
+    UnknownService,
+)
+from prpc_engine.kv.consistency.epochs import Behind, is_remote, parsed
+from prpc_engine.kv.consistency.ledger import WINDOW
+from shard import ClosedError, Future
+
+next_order = itertools.count(1).__next__  # of requests of all lanes, as they are asked
+ANSWER_SHARE = 1 / 16  # of the newest in the moving mean of answers' times: it follows within some tens of pushes
+KEPT_BYTES_MAX = 1 << 28  # pushes without an answer, of one partition: a quarter of a second of what one server applies
+
+
+class Client(Protocol):
+    """What is used of the client that RpcService.create_client returns."""
+
+    @property
+    def server_ids(self) -> tuple[int, ...]:
+        """The live servers of the service, ascending."""
+
+    def submit_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Future:
+        """Call a method of that server."""
+
+
+class Address(NamedTuple):
+    """Who serves a partition. arguments: what comes first in every request to it."""
+
+    server_id: int
+    arguments: tuple[Any, ...] = ()
+
+
+def fixed(client: Client, name: str, expected_servers: int) -> list[Address]:
+    """A partition on each server that there is: their order decides who owns which key. ConfigError: they are more or fewer."""
+    server_ids = client.server_ids
+    if len(server_ids) != expected_servers:
+        raise ConfigError(
+            f"TableWorker of {name!r}: {len(server_ids)} servers (ids {list(server_ids)}) are there, "
+            f"expected_servers is {expected_servers}; say the number there will be, the same in every worker"
+        )
+    return [Address(server_id) for server_id in server_ids]
+
+
+class Request:
+    """One request, as its caller sees it."""
+
+    __slots__ = ("args", "call", "deadline", "lane", "may_be_in", "method", "nbytes", "order", "sequence", "settled")
+
+    def __init__(self, lane: Lane, sequence: int, method: str, args: tuple[Any, ...], deadline: float, nbytes: int) -> None:
+        self.lane = lane
+        self.order = next_order()
+        self.sequence = sequence  # of a push; 0: of none
+        self.method = method
+        self.args = args
+        self.deadline = deadline
+        self.nbytes = nbytes
+        self.call: Future | None = None  # as first sent
+        self.settled: Future | None = None  # once it was lost
+        self.may_be_in: bool  # once it was lost: whether a server may have done it
+
+    def done(self) -> bool:
+        """Whether it is settled, or will not be."""
+        if self.settled is None:
+            assert self.call is not None
+            if not self.call.done():
+                return False
+            error = self.call.error()
+            if error is None or not self.lane.is_loss(error):
+                return True
+            self.lane.lose(self, error)
+        return self.settled is not None and (self.settled.done() or self.lane.is_closed)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The answer; raises the error it was settled with, TimeoutError when neither is there in time."""
+        started = time.monotonic()
+        if self.settled is None:
+            assert self.call is not None
+            try:
+                return self.call.result(timeout_s)
+            except RpcError as error:
+                if not self.lane.is_loss(error):
+                    raise
+                settled = self.lane.lose(self, error)
+        else:
+            settled = self.settled
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - (time.monotonic() - started))
+        try:
+            return settled.result(timeout_s)
+        except ClosedError as error:
+            raise self.lane.closed(self) from error
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self.settled is None:
+            assert self.call is not None
+            try:
+                return (yield from self.call.__await__())
+            except RpcError as error:
+                if not self.lane.is_loss(error):
+                    raise
+                settled = self.lane.lose(self, error)
+        else:
+            settled = self.settled
+        try:
+            return (yield from settled.__await__())
+        except ClosedError as error:
+            raise self.lane.closed(self) from error
+
+    def error(self) -> BaseException | None:
+        """What it was settled with, if that was an error."""
+        settled = self.settled or self.call
+        return settled.error() if settled is not None and settled.done() else None
+
+    def give_up(self) -> None:
+        """Its caller will change the arrays: it is not sent again."""
+        self.lane.give_up(self)
+
+
+class Lane:
+    """See the file's head. Owned by one worker. Any thread may ask.
+
+    identity: of the worker's incarnation; mend: is called with the lane when requests of it are lost; push_method: what pushes
+    are sent to; is_placed: whether another server may come to serve this partition; waiter: of the client's calls, for a first
+    request that is lost at once; outdated: makes what is raised of what a server says that holds a newer epoch (epochs.py).
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        partition: int,
+        address: Address,
+        identity: int,
+        mend: Callable[[Lane], None],
+        push_method: str = "apply",
+        is_placed: bool = False,
+        waiter: Any = None,
+        outdated: Callable[[str], Exception] = RpcError,
+    ) -> None:
+        self.address = address
+        self.partition = partition
+        self.is_placed = is_placed
+        self.outdated = outdated
+        self.repeats = 0  # requests sent again
+        self.answer_s = 0.0  # a moving mean of how long pushes take; 0.0: none was answered
+        self._client = client
+        self._name = name
+        self._identity = identity
+        self._mend = mend
+        self._push_method = push_method
+        self._waiter = waiter
+        self._sending = threading.Lock()  # held while something is sent again
+        self._lock = threading.Lock()  # of what follows
+        self._sequence = 0  # of the newest push
+        self._unacknowledged: dict[int, Request] = {}
+        self._kept_bytes = 0
+        self._lost: list[Request] = []
+        self._is_broken = False  # some are lost: what is new goes behind them
+        self._reason: BaseException | None = None  # of the last loss
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def ask(self, method: str, timeout_s: float, *args: Any) -> Request:
+        """What may be done twice: a pull, or making a table."""
+        request = Request(self, 0, method, args, time.monotonic() + timeout_s, 0)
+        self._begin(request, timeout_s)
+        return request
+
+    def push(self, verb: str, timeout_s: float, table: str, *arrays: Any) -> Request:
+        """A verb that changes the table, applied once. The arrays stay as they are until it is settled or given up.
+
+        Raises Backpressure when too many, or too large ones, have no answer yet.
+        """
+        nbytes = 0
+        for array in arrays:
+            nbytes += array.nbytes
+        unacknowledged = self._unacknowledged
+        with self._lock:
+            sequence = self._sequence + 1
+            if unacknowledged and (sequence - next(iter(unacknowledged)) >= WINDOW or self._kept_bytes + nbytes > KEPT_BYTES_MAX):
+                raise Backpressure(
+                    f"{verb} to table {parsed(table)[0]!r} of {self._name!r}: {len(unacknowledged)} pushes of "
+                    f"{self._kept_bytes} bytes to {self} have no answer; {WINDOW} pushes and "
+                    f"{KEPT_BYTES_MAX} bytes are allowed: wait for some of them"
+                )
+            self._sequence = sequence
+            args = (self._identity, sequence, verb, table, *arrays)
+            request = Request(self, sequence, self._push_method, args, time.monotonic() + timeout_s, nbytes)
+            unacknowledged[sequence] = request
+            self._kept_bytes += nbytes
+        try:
+            self._begin(request, timeout_s)
+        except BaseException:
+            self.forget(request)
+            raise
+        if request.call is not None:
+            request.call.add_done_callback(request_answered(request, request.deadline - timeout_s))
+        return request
+
+    def _begin(self, request: Request, timeout_s: float) -> None:
+        if self._is_broken:
+            with self._lock:
+                if self._is_broken:
+                    request.settled, request.may_be_in = Future(self._waiter), False
+                    self._lost.append(request)
+                    return
+        address = self.address
+        try:
+            call = self._client.submit_to(
+                address.server_id, request.method, *address.arguments, *request.args, timeout_s=timeout_s
+            )
+        except RpcError as error:
+            if self._waiter is None or not self.is_loss(error):
+                raise
+            self.lose(request, error)
+            return
+        request.call = call
+        self._waiter = call.waiter
+
+    def unanswered(self) -> int:
+        """Pushes without an answer."""
+        return len(self._unacknowledged)
+
+    def answered_above(self, sequence: int) -> int:
+        """Pushes with a greater number than that which are over."""
+        with self._lock:
+            return max(0, self._sequence - sequence - sum(each > sequence for each in self._unacknowledged))
+
+    # -- losses --------------------------------------------------------------------------------------------------------
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Whether what ended with that error is to be sent again: also where no other server may come, as one that was stopped
+        or cut off for longer than its lease is not registered for a while, and has its rows all the same."""
+        if isinstance(error, MaybeExecuted | NotSent) or is_remote(error, Behind):
+            return True
+        return self.is_placed and (isinstance(error, Stopping | UnknownService) or is_moved(error))
+
+    def _is_loss_again(self, error: BaseException) -> bool:
+        """The same of what was lost before: a server without room says nothing of what it took then."""
+        return isinstance(error, Backpressure) or self.is_loss(error)
+
+    def lose(self, request: Request, error: BaseException) -> Future:
+        """A request under way has been lost; what settles it in the end. Again: the same."""
+        with self._lock:
+            settled = request.settled
+            if settled is not None:
+                return settled
+            settled = request.settled = Future(self._waiter)
+            request.may_be_in = _may_be_in(error)
+            self._lost.append(request)
+            self._is_broken, self._reason = True, error
+        self._mend(self)
+        return settled
+
+    def repeat(self) -> bool:
+        """Send what is lost to where the partition is now, in order; whether the lane is whole then. In the mending's thread."""
+        sent = set[Request]()
+        while True:
+            with self._lock:
+                requests, self._lost = sorted(self._lost, key=lambda request: request.order), []
+                if not requests:
+                    self._is_broken = False
+                    return True
+                if not sent.isdisjoint(requests):  # refused at once: the next round asks where the partition is
+                    self._lost = requests
+                    return False
+            sent.update(requests)
+            for number, request in enumerate(requests):
+                left_s = request.deadline - time.monotonic()
+                if left_s <= 0:
+                    self.settle(request, self._late(request))
+                elif not self._send_again(request, left_s):
+                    with self._lock:
+                        self._lost += requests[number:]
+                    return False
+
+    def _send_again(self, request: Request, left_s: float) -> bool:
+        address = self.address
+        assert request.settled is not None
+        try:
+            with self._sending:
+                if request.settled.done():  # given up meanwhile
+                    return True
+                call = self._client.submit_to(
+                    address.server_id, request.method, *address.arguments, *request.args, timeout_s=left_s
+                )
+        except Exception as error:  # whatever it is, somebody waits for this request
+            if self._is_loss_again(error):
+                self._reason = error
+                return False
+            self.settle(request, self._final(request, error))
+            return True
+        self.repeats += 1
+        call.add_done_callback(lambda done: self._answered_again(request, done))
+        return True
+
+    def _answered_again(self, request: Request, call: Future) -> None:
+        error = call.error()
+        assert request.settled is not None
+        if error is not None and self._is_loss_again(error):
+            with self._lock:
+                if request.settled.done():  # given up meanwhile
+                    return
+                request.may_be_in |= _may_be_in(error)
+                self._lost.append(request)
+                self._is_broken, self._reason = True, error
+            self._mend(self)
+            return
+        self.forget(request)
+        if error is None:
+            request.settled.set_result(call.result())
+        else:
+            request.settled.set_error(self._final(request, error))
+
+    def expire(self, now: float) -> float:
+        """Settle those of the lost whose deadline is over; the next deadline."""
+        with self._lock:
+            late = [request for request in self._lost if request.deadline <= now]
+            self._lost = [request for request in self._lost if request.deadline > now]
+            soonest = min((request.deadline for request in self._lost), default=float("inf"))
+        for request in late:
+            self.settle(request, self._late(request))
+        return soonest
+
+    def refuse(self, before: int, error: BaseException) -> bool:
+        """Settle the lost pulls and pushes that no server has done, and that were asked before that one, with that error: whether
+        there were any."""
+        with self._lock:
+            refused = {
+                request
+                for request in self._lost
+                if request.order < before and not request.may_be_in and (request.sequence or request.method.startswith("pull"))
+            }
+            self._lost = [request for request in self._lost if request not in refused]
+        for request in refused:
+            self.settle(request, error)
+        return bool(refused)
+
+    def fail(self, error: BaseException) -> None:
+        """Settle all that are lost with that error."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+            self._is_broken = False
+        for request in lost:
+            self.settle(request, error)
+
+    def settle(self, request: Request, error: BaseException) -> None:
+        """End a lost request with an error, in the reactor's thread: whoever waits for it may have that parked."""
+        self.forget(request)
+        settled = request.settled
+        assert settled is not None
+        self._waiter.reactor.call_soon(lambda: settled.set_error(error))
+
+    def give_up(self, request: Request) -> None:
+        """See Request.give_up()."""
+        with self._lock:
+            self._lost = [each for each in self._lost if each is not request]
+            settled = request.settled = request.settled or Future(self._waiter)
+            settled.cancel()  # a loss from now on is nobody's
+        with self._sending:  # by now nobody reads its arrays
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """A push has no need to be kept any longer, nor its arrays, however long somebody keeps the request."""
+        request.args = ()
+        with self._lock:
+            if self._unacknowledged.pop(request.sequence, None) is not None:
+                self._kept_bytes -= request.nbytes
+
+    # -- errors --------------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} of {self._name!r} (server {self.address.server_id})"
+
+    def _final(self, request: Request, error: BaseException) -> BaseException:
+        """What a request that was lost once ends with: it may have run then, whatever is said now."""
+        if not request.sequence or not isinstance(error, NotSent | Rejected):
+            return error
+        return MaybeExecuted(
+            f"push {request.sequence} to {self} was sent, and may have been applied, once; nobody is there to ask: {error}"
+        )
+
+    def _late(self, request: Request) -> DeadlineExceeded:
+        said = self._unanswered(request, "at its deadline")
+        return DeadlineExceeded(f"{said}. Last: {self._reason}. Look at that server, or allow a larger timeout_s")
+
+    @property
+    def waits_for(self) -> str:
+        """What its lost requests wait for; for logs."""
+        return f"{self}: {str(self._reason).partition(chr(10))[0]}"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody will send again what is lost: this side is closed."""
+        return self._waiter is not None and self._waiter.closing
+
+    def closed(self, request: Request) -> Closed:
+        """What whoever waits for a lost request is told once this side is closed: nobody sends it again."""
+        return Closed(f"{self._unanswered(request, 'as the service is closed here')}. Last: {self._reason}")
+
+    def _unanswered(self, request: Request, when: str) -> str:
+        what = f"push {request.sequence}" if request.sequence else request.method
+        known = "; it may have been applied, once" if request.sequence else ""
+        return f"{what} to {self} has no answer {when}{known}"
+
+
+def request_answered(request: Request, sent: float) -> Callable[[Future], None]:
+    """What is called when the first attempt of a push has ended."""
+
+    def answered(call: Future) -> None:
+        lane, error = request.lane, call.error()
+        if error is not None and lane.is_loss(error):
+            lane.lose(request, error)
+        else:
+            lane.forget(request)
+            took_s = time.monotonic() - sent
+            lane.answer_s += (took_s - lane.answer_s) * (ANSWER_SHARE if lane.answer_s else 1.0)
+
+    return answered
+
+
+def _may_be_in(error: BaseException) -> bool:
+    """Whether a server may have done what was lost so."""
+    return not isinstance(error, NotSent | Rejected | RemoteError)
+
+
+def is_moved(error: BaseException) -> bool:
+    """Whether a server said that it does not serve the partition at that epoch."""
+    return isinstance(error, RemoteError) and error.type_name.endswith(".Moved")

@@ -1,0 +1,65 @@
+"""Pushes that are answered once a checkpoint which holds them is on the disk. Decides only.
+
+    a push              event                                    next
+    applied             a save cuts the tables                   cut: in that save
+    cut                 that save, or a later one, is committed  answered
+    cut                 the save fails                           cut: the next one holds it, too
+    applied, cut        the tables are restored, or go           failed: the caller is told why
+    applied, cut        its caller gives it up, at its deadline  forgotten: what waits is bounded as calls in flight are
+
+Pushes are cut in the order in which they were applied, so a save is known by how many there had been.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+from prpc_engine.rpc.deferred import Deferred
+
+SAVES_MAX = 16  # whose commit may still be told; there is one at a time, and those that failed are never told
+
+
+class Durable:
+    """See the file's head. Owned by one partition."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[Deferred, Any]] = {}  # by their numbers, which grow
+        self._pushes = 0
+        self._cuts: OrderedDict[str, int] = OrderedDict()  # save -> how many pushes there had been
+
+    def __len__(self) -> int:
+        """Pushes that wait."""
+        return len(self._waiting)
+
+    def wait(self, value: Any) -> Deferred:
+        """The answer of a push that was applied, with `value`."""
+        answer = Deferred()
+        self._pushes += 1
+        self._waiting[self._pushes] = answer, value
+        answer.add_done_callback(partial(self._ended, self._pushes))
+        return answer
+
+    def _ended(self, number: int, answer: object) -> None:
+        self._waiting.pop(number, None)
+
+    def cut(self, save: str) -> None:
+        """That save holds all that wait."""
+        self._cuts[save] = self._pushes
+        if len(self._cuts) > SAVES_MAX:
+            self._cuts.popitem(last=False)
+
+    def committed(self, save: str) -> None:
+        """That save is on the disk."""
+        count = self._cuts.pop(save, 0)
+        for number, (answer, value) in list(self._waiting.items()):
+            if number > count:
+                break
+            answer.reply(value)
+
+    def fail(self, error: BaseException) -> None:
+        """None of those that wait will be saved as it was."""
+        self._cuts.clear()
+        for answer, _ in list(self._waiting.values()):
+            answer.fail(error)

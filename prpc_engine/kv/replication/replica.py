@@ -1,0 +1,401 @@
+"""One partition at one of the servers that hold it.
+
+    role       event                                   next
+    (none)     filled, as joining                      replica
+    (none)     loaded a checkpoint, or began empty     primary
+    replica    a forward of its epoch                  replica: applied in order of the numbers, and answered
+    replica    the placement names it                  primary, of a new epoch
+    primary    a push                                  primary: applied, forwarded to every stream
+    primary    its heir is a replica                   handing over: pushes wait; pulls are answered
+    handing    every stream has everything, and the    replica; the pushes that waited are told to go to the new primary
+    over       placement says so
+    any        the placement does not name it          gone: what waits is told to go elsewhere
+
+The primary alone decides which keys get rows and which rows go, and sees pulls. It forwards `replay`, a push with what was
+decided for it; `catch_up`, what was decided and used beside; and `create_table`. A replica does those, and so is equal to it in
+rows, optimizer state, stamps, counts and versions (decisions.py). What pulls have left since the primary told last is taken back
+when it hands over.
+
+A push is replicated when every stream that is live, and every replica by the placement, has it, and there is one at least. A
+stream that breaks counts until the placement says that it is no replica any more: else a server that may be promoted would lack
+the push.
+
+In the reactor's thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from prpc_engine.errors import BadArguments, ConfigError, RpcError
+from prpc_engine.kv.consistency.ledger import nobody
+from prpc_engine.kv.replication.replication_log import Stream
+from prpc_engine.kv.replication.state_transfer import Outgoing
+from prpc_engine.kv.schema.placement import Placed
+from prpc_engine.kv.server.server import TableShard, follow, pushing_node
+from prpc_engine.kv.table.table import DenseTable, SparseTable
+from prpc_engine.rpc.deferred import Deferred
+from shard import Future
+
+EARLY_MAX = 65536  # forwards that arrived before one with a smaller number: as many as calls in flight on a connection
+Send = Callable[..., Future]  # server id, method, arguments
+
+
+class Moved(RpcError):
+    """This server does not serve that partition at that epoch: ask the master who does, and send it there."""
+
+
+class Hosted:
+    """See the file's head. Owned by a TableHost.
+
+    send: calls a method of another server; changed: is called when somebody should look at `streams` and what they say.
+    """
+
+    def __init__(
+        self, index: int, server_id: int, placed: Placed, shard: TableShard, applied: int, send: Send, changed: Callable[[], None]
+    ) -> None:
+        self.index = index
+        self.placed = placed
+        self.shard = shard
+        self.applied = applied  # how many changes, from the partition's beginning
+        self.streams: dict[int, Stream] = {}
+        self.began: dict[str, int] = {}  # of a primary: the version of each table when it became that
+        self.promised: set[int] = set()  # who the master is about to be told of as a replica
+        self.restored = "", -1  # the id of a restore that the master is to be told of, and the step of its checkpoint
+        self._handed: Future | None = None  # while it is handed over
+        self._server_id = server_id
+        self._send = send
+        self._changed = changed
+        self._waiting: deque[tuple[int, Deferred, Any]] = deque()  # number, answer, value: until it is replicated
+        self._held: list[Deferred] = []  # pushes that came while it is handed over
+        self._early: dict[int, tuple[Deferred, tuple[Any, ...]]] = {}
+        self._tables = tables_of(shard)  # as they are now: asked with each push
+        self._take_role()
+
+    @property
+    def is_primary(self) -> bool:
+        """By the placement known here."""
+        return self.placed.primary == self._server_id
+
+    @property
+    def unanswered(self) -> int:
+        """Pushes that wait to be replicated, to be in a checkpoint, or to be handed over."""
+        return len(self._waiting) + len(self.shard.durable) + len(self._held)
+
+    # -- the placement -------------------------------------------------------------------------------------------------
+
+    def learn(self, placed: Placed) -> None:
+        """The partition's place has changed, and still names this server."""
+        before, self.placed = self.placed, placed
+        self.promised.intersection_update(placed.joining)  # this may be from before the master was told
+        if before.epoch != placed.epoch:
+            self.promised.clear()
+            if not self.is_primary or placed.restored == self.restored[0]:  # else it is of the one before
+                self.restored = "", -1
+            self._drop_everything("it has another primary, or was restored from a checkpoint")
+            self._take_role()
+        for server, stream in list(self.streams.items()):
+            is_demoted = server in before.replicas and server not in placed.replicas  # it drops what it has (partition_router.py)
+            if server not in placed.holders or is_demoted or (stream.failure and server not in placed.replicas):
+                self.streams.pop(server).close()
+        if not self.streams:
+            for table in self._tables.values():
+                table.stop_telling()
+        self._look(False)
+
+    def _take_role(self) -> None:
+        for table in self._tables.values():
+            if not self.is_primary:
+                table.take_back()
+            table.stop_telling()
+        self.shard.on_applied = self._on_applied if self.is_primary else None
+        self.shard.ledger.pusher = pushing_node if self.is_primary else nobody  # a replica's caller is the primary
+        if self.is_primary:
+            self.began = {name: table.version for name, (_, table) in self.shard.tables.items()}
+            # Those that were replicas of the one before have exactly what this one has: it was handed over.
+            for server in self.placed.replicas:
+                self._open(server, None)
+
+    def leave(self, why: str = "it is held by others") -> None:
+        """The placement does not name this server any more, or it closes."""
+        self._drop_everything(why)
+
+    def _drop_everything(self, why: str) -> None:
+        self.shard.on_applied = None
+        if self._handed is not None:
+            self._handed.set_result(False)
+            self._handed = None
+        for stream in self.streams.values():
+            stream.close()
+        self.streams.clear()
+        moved = Moved(f"partition {self.index}: {why}")
+        self.shard.durable.fail(moved)
+        self.shard.refuse_held(moved)  # whoever serves it would not hear of them
+        waiting = [answer for _, answer, _ in self._waiting]
+        early = [answer for answer, _ in self._early.values()]
+        held, self._held = self._held, []
+        self._waiting.clear()
+        self._early.clear()
+        for answer in (*waiting, *early, *held):
+            answer.fail(moved)
+
+    # -- the primary ---------------------------------------------------------------------------------------------------
+
+    def apply(self, client: int, sequence: int, verb: str, table: str, *arrays: Any) -> Any:
+        """TableShard.apply(), or later, elsewhere, while the partition is handed over."""
+        if self.is_handing_over:
+            answer = Deferred()
+            self._held.append(answer)
+            return answer
+        return self.shard.apply(client, sequence, verb, table, *arrays)
+
+    def apply_durable(self, *push: Any) -> Any:
+        """TableShard.apply_durable(), or later, elsewhere, while the partition is handed over."""
+        if self.is_handing_over:
+            answer = Deferred()
+            self._held.append(answer)
+            return answer
+        return self.shard.apply_durable(*push)
+
+    def apply_replicated(self, *push: Any) -> Any:
+        """The same, answered when every replica has it."""
+        value = self.apply(*push)
+        answer = Deferred()
+        if type(value) is Deferred:
+            value.add_done_callback(lambda done: self._applied_later(done, answer))
+        else:
+            self._answer_replicated(answer, value)
+        return answer
+
+    def _applied_later(self, done: Future, answer: Deferred) -> None:
+        error = done.error()
+        if error is not None:
+            answer.fail(error)
+        else:
+            self._answer_replicated(answer, done.result())
+
+    def _answer_replicated(self, answer: Deferred, value: Any) -> None:
+        if not self.is_primary:
+            answer.fail(Moved(f"partition {self.index}: it was handed over meanwhile"))
+        else:
+            self._waiting.append((self.applied, answer, value))
+            self._release()
+
+    def create_table(self, spec: dict[str, Any]) -> Any:
+        """TableShard.create_table(), answered when every replica there is has it."""
+        if isinstance(spec, dict) and spec.get("consistency") is not None:  # consistency.py says what is missing for it
+            raise ConfigError(
+                f"table {spec.get('table')!r}: consistency {spec['consistency']} is for services whose partitions stay where "
+                "they are; leave it out, or serve the tables from a TableServer"
+            )
+        if self.is_handing_over:
+            answer = Deferred()
+            self._held.append(answer)
+            return answer
+        is_new = self.shard.create_table(spec)
+        if is_new:
+            if self.streams:
+                self._begin_telling()
+            self._forward("create_table", spec)
+        if not self._copies():
+            return is_new
+        answer = Deferred()
+        self._answer_replicated(answer, is_new)
+        return answer
+
+    def _on_applied(self, client: int, sequence: int, verb: str, table: str, arrays: tuple[Any, ...]) -> None:
+        if verb == "assign_dense":
+            self._forward("assign", client, sequence, table, *arrays)
+            return
+        decision = self._table(table).take_decision(with_push=True) if self.streams else None
+        self._forward("replay", client, sequence, table, decision, *arrays)
+
+    def _tell(self, table: str) -> None:
+        """Forward what was decided beside pushes, and what pulls have left. Not while it is handed over: its heir may have taken
+        over already."""
+        if self.streams and self._handed is None:
+            self._forward("catch_up", table, self._table(table).take_decision())
+
+    def _tell_all(self) -> None:
+        for name, table in self._tables.items():
+            if table.has_news:
+                self._tell(name)
+
+    def _forward(self, *message: Any) -> None:
+        self.applied += 1
+        for stream in list(self.streams.values()):
+            stream.forward(self.applied, message)
+
+    def _copies(self) -> set[int]:
+        """Whose answers count."""
+        live = {server for server, stream in self.streams.items() if stream.is_live}
+        return live | self.promised | set(self.placed.replicas)
+
+    def _release(self) -> None:
+        """Answer what is replicated now."""
+        copies = self._copies()
+        if not copies or not self._waiting:
+            return
+        acked = min(self._acked(server) for server in copies)
+        while self._waiting and self._waiting[0][0] <= acked:
+            _, answer, value = self._waiting.popleft()
+            answer.reply(value)
+
+    def _acked(self, server: int) -> int:
+        """Up to which number it is known to have everything: not while it is copied, as it may be anew; -1: nothing."""
+        stream = self.streams.get(server)
+        return stream.acked if stream is not None and stream.outgoing is None else -1
+
+    def _look(self, is_notable: bool) -> None:
+        """A stream has got further, or broke."""
+        self._release()
+        if self._handed is not None and self._can_hand_over():
+            self._handed.set_result(True)
+        if is_notable:
+            self._changed()
+
+    def _open(self, server: int, outgoing: Outgoing | None) -> Stream:
+        forward = partial(self._send_forward, server)
+        stream = self.streams[server] = Stream(self.applied, forward, self._look, outgoing)
+        self._begin_telling()
+        return stream
+
+    def _begin_telling(self) -> None:
+        self._tables = tables_of(self.shard)
+        for name, table in self._tables.items():
+            table.begin_telling(partial(self._tell, name))
+
+    def _send_forward(self, server: int, number: int, message: tuple[Any, ...]) -> Future:
+        return self._send(server, "follow", self.index, self.placed.epoch, number, *message)
+
+    def look_at_streams(self, now: float) -> tuple[list[int], list[int]]:
+        """The servers that have caught up, and the replicas that are sent nothing now; interrupted streams go on, and what pulls
+        have left is told."""
+        self._tell_all()
+        for stream in list(self.streams.values()):
+            stream.resume(now)
+        caught_up = [server for server, stream in self.streams.items() if stream.has_caught_up]
+        live = {server for server, stream in self.streams.items() if stream.is_live}
+        return caught_up, [server for server in self.placed.replicas if server not in live]
+
+    def begin_copy(self, server: int) -> dict[str, Any]:
+        """Cut the tables for that server; what Incoming takes, and the number of what is in them."""
+        before = self.streams.pop(server, None)
+        if before is not None:
+            before.close()
+        outgoing = Outgoing(self.shard)
+        self._open(server, outgoing)
+        return outgoing.description | {"applied": self.applied}
+
+    def read_copy(self, server: int, copy: int) -> tuple[str, int, dict[str, Any]] | None:
+        """The next piece of the copy of that number; None: that was all."""
+        return self._copying(server, copy)[1].read()
+
+    def end_copy(self, server: int, copy: int) -> None:
+        """It has all of it, and follows from now on."""
+        self._copying(server, copy)[0].go_live()
+
+    def _copying(self, server: int, copy: int) -> tuple[Stream, Outgoing]:
+        stream = self.streams.get(server)
+        if stream is None or stream.failure or stream.outgoing is None or stream.outgoing.number != copy:
+            raise Moved(f"partition {self.index} is not being copied to server {server}, or anew: begin again")
+        return stream, stream.outgoing
+
+    def is_settled(self, load_id: str) -> bool | None:
+        """Whether the master knows of the restore of that id, and every replica has what it brought; None: it was lost again."""
+        if load_id not in (self.restored[0], self.placed.restored):
+            return None
+        return not self.restored[0] and not self.placed.joining and not self.promised
+
+    def replace_all(self, load_id: str, step: int) -> None:
+        """All tables are others now, after the checkpoint of that step was restored: nobody else has them."""
+        self.restored = load_id, step
+        self._tables = tables_of(self.shard)
+        self._changed()
+        for stream in list(self.streams.values()):
+            stream.fail("a checkpoint was restored")
+
+    # -- handing over --------------------------------------------------------------------------------------------------
+
+    def hand_over(self, handed: Future) -> None:
+        """Take no more pushes. `handed` is done when every replica has everything, so that the heir may take over: True then."""
+        self._tell_all()
+        self._handed = handed
+        self._look(False)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether pushes wait for that."""
+        return self._handed is not None
+
+    def _can_hand_over(self) -> bool:
+        if self.shard.is_holding or self.placed.heir not in self.placed.replicas:
+            return False
+        streams = [self.streams.get(server) for server in self.placed.replicas]
+        return all(stream is not None and stream.is_live and stream.acked >= self.applied for stream in streams)
+
+    def keep(self) -> None:
+        """It is not handed over after all; what was held comes again."""
+        if self._handed is not None:
+            self._handed.set_result(False)
+            self._handed = None
+            held, self._held = self._held, []
+            for answer in held:
+                answer.fail(Moved(f"partition {self.index} stays here: send it again"))
+
+    # -- a replica -----------------------------------------------------------------------------------------------------
+
+    def follow(self, number: int, method: str, *arguments: Any) -> Deferred | None:
+        """What the primary has applied as its change of that number, answered when it is applied here."""
+        if number <= self.applied:
+            return None
+        if number > self.applied + 1:
+            if len(self._early) >= EARLY_MAX:
+                raise Moved(f"partition {self.index}: change {self.applied + 1} is missing, {EARLY_MAX} later ones wait for it")
+            answer = Deferred()
+            if number in self._early:  # sent again meanwhile: both are answered when it is applied
+                follow(self._early[number][0], answer)
+            else:
+                self._early[number] = answer, (method, *arguments)
+            return answer
+        self._do(method, arguments)
+        while self.applied + 1 in self._early:
+            answer, (method, *rest) = self._early.pop(self.applied + 1)
+            self._do(method, rest)
+            answer.reply(None)
+        return None
+
+    def _do(self, method: str, arguments: Any) -> None:
+        if method == "replay":
+            client, sequence, table, decision, *arrays = arguments
+            self._table(table).replay(decision, *arrays)
+            self.shard.ledger.note(client, sequence)
+        elif method == "assign":
+            client, sequence, table, values = arguments
+            self.shard.assign_dense(table, values)
+            self.shard.ledger.note(client, sequence)
+        elif method == "catch_up":
+            table, decision = arguments
+            self._table(table).catch_up(decision)
+        elif method == "create_table":
+            self.shard.create_table(*arguments)
+        else:
+            raise BadArguments(f"change {method!r}: replay, assign, catch_up, create_table are allowed")
+        self.applied += 1
+
+    def _table(self, name: str) -> SparseTable | DenseTable:
+        found = self._tables.get(name)
+        if found is None:
+            self._tables = tables_of(self.shard)
+            found = self._tables.get(name)
+        if found is None:
+            raise BadArguments(f"the copy of partition {self.index} has no table {name!r}: it is to be made anew")
+        return found
+
+
+def tables_of(shard: TableShard) -> dict[str, SparseTable | DenseTable]:
+    """By name."""
+    return {name: table for name, (_, table) in shard.tables.items()}

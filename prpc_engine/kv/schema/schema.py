@@ -1,0 +1,106 @@
+"""Which elastic tables there are: a node each in the master's tree, beside the placement, so that they outlive all their servers.
+
+    a worker creates a table       notes it before it asks servers, where nothing is noted; and after they have agreed, where
+                                   something else is
+    a worker restores one          notes it after
+    a server loads a partition     makes what is noted and in no checkpoint: empty (reconciler.py)
+
+A partition that is lost without a checkpoint so comes back with its tables, and workers read rows of a new epoch, instead of
+being told that there is no such table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from prpc_engine.errors import NodeExists, NoSuchNode, VersionMismatch
+from prpc_engine.kv.schema.beginnings import as_read
+from prpc_engine.kv.schema.layout import sliced, spread
+from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec, from_dict
+from prpc_engine.kv.schema.tree import ASK_TIMEOUT_S, Tree
+from prpc_engine.master.namespace import component
+
+FOLDER = "/_schemas_"
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """A table. spec: of any of its partitions; is_cut: of a dense one, whether its rows are spread over all."""
+
+    spec: dict[str, Any]
+    is_cut: bool = True
+
+    def specs(self) -> Mapping[int, TableSpec]:
+        """What each partition that has some of it has."""
+        first = from_dict(self.spec)
+        return sliced(first, first.partitions, self.is_cut) if isinstance(first, DenseSpec) else spread(first, first.partitions)
+
+
+def schema_of(specs: Mapping[int, TableSpec]) -> Schema:
+    """Of a table of which each partition has what `specs` says."""
+    first = specs[min(specs)]
+    is_cut = not isinstance(first, DenseSpec) or sliced(first, first.partitions, True) == dict(specs)
+    return Schema(as_read(first.to_dict()), is_cut)
+
+
+class Schemas:
+    """Those of the elastic tables of one service. Verbs raise what the master client does."""
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self.path = f"{FOLDER}/{component(name)}"
+        self._tree = tree
+
+    def note(self, specs: Mapping[int, TableSpec], until: float, is_agreed: bool) -> None:
+        """There is, or is to be, that table. is_agreed: whatever is noted. until: seconds of time.monotonic()."""
+        schema, path = schema_of(specs), self._node(specs[min(specs)].table)
+        text = msgspec.json.encode(schema).decode()
+        while True:
+            left_s = max(0.001, until - time.monotonic())
+            try:
+                found = self._tree.tree_node_get(path, timeout_s=left_s)
+                if is_agreed and msgspec.json.decode(found.value, type=Schema) != schema:
+                    self._tree.tree_node_set(path, text, found.version, timeout_s=left_s)
+                return
+            except NoSuchNode:
+                with contextlib.suppress(NodeExists):
+                    self._add(path, text, left_s)
+                    return
+            except VersionMismatch:
+                continue
+
+    def find(self, table: str, timeout_s: float) -> Mapping[int, TableSpec] | None:
+        """What is noted of that table; None: nothing."""
+        try:
+            text = self._tree.tree_node_get(self._node(table), timeout_s=timeout_s).value
+        except NoSuchNode:
+            return None
+        return msgspec.json.decode(text, type=Schema).specs()
+
+    def of(self, partition: int) -> Sequence[TableSpec]:
+        """What that partition has of all tables."""
+        found = []
+        for name in self._names():
+            with contextlib.suppress(NoSuchNode):
+                text = self._tree.tree_node_get(f"{self.path}/{name}", timeout_s=ASK_TIMEOUT_S).value
+                spec = msgspec.json.decode(text, type=Schema).specs().get(partition)
+                found += [spec] if spec is not None else []
+        return found
+
+    def _names(self) -> Sequence[str]:
+        try:
+            return self._tree.tree_node_sub(self.path, timeout_s=ASK_TIMEOUT_S)
+        except NoSuchNode:
+            return ()
+
+    def _node(self, table: str) -> str:
+        return f"{self.path}/{component(table)}"
+
+    def _add(self, path: str, text: str, timeout_s: float) -> None:
+        for folder in (FOLDER, self.path):
+            with contextlib.suppress(NodeExists):
+                self._tree.tree_node_add(folder, timeout_s=timeout_s)
+        self._tree.tree_node_add(path, text, timeout_s=timeout_s)

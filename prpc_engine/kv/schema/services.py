@@ -1,0 +1,55 @@
+"""What tables use of a service: prpc_engine.RpcService, or local.LocalService."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from prpc_engine.client.retry import RetryPolicy
+from prpc_engine.errors import ConfigError
+from prpc_engine.kv.client.partition_client import Client
+from prpc_engine.kv.schema.tree import Tree
+
+
+class CallingService(Protocol):
+    """What is used of prpc_engine.RpcService."""
+
+    def create_client(
+        self, name: str, /, *, expected_servers: int = 1, timeout_s: float = ..., retry: RetryPolicy | None = None
+    ) -> Client:
+        """Wait until that many servers of the service are there."""
+
+    @property
+    def master_client(self) -> Tree:
+        """The master's tree, which knows tables and their epochs. Raises ConfigError where there is none."""
+
+    @property
+    def driver(self) -> Any:
+        """Who makes progress while a thread waits for one."""
+
+
+class ServingService(Protocol):
+    """The same, for servers."""
+
+    @property
+    def shards(self) -> int:
+        """Shard processes of this service; 0 is inline."""
+
+    @property
+    def master_client(self) -> Tree:
+        """The master's tree; ConfigError: there is none."""
+
+    def create_server(self, name: str, obj: object, /, *, sharded: bool = False) -> Any:
+        """Expose obj's public methods; sharded: obj is a factory, called once in every shard."""
+
+
+_ALONE = threading.RLock()  # of tables without a master, which are all in this process
+
+
+def alone(service: CallingService, name: str, timeout_s: float) -> AbstractContextManager[object]:
+    """A lock of that name at the master, waited for at most `timeout_s` seconds."""
+    try:
+        return service.master_client.lock(name, timeout_s)
+    except ConfigError:
+        return _ALONE

@@ -1,0 +1,82 @@
+"""The placement of a service in the master's tree: read, and changed by compare-and-set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from prpc_engine.errors import NodeExists, NoSuchNode, VersionMismatch
+from prpc_engine.kv.schema.placement import Placement, decode
+from prpc_engine.master.client import TreeValue
+from prpc_engine.master.namespace import component
+
+FOLDER = "/_tables_"
+ASK_TIMEOUT_S = 2.0  # for a master that is there; one that is away is asked again later
+
+
+class Tree(Protocol):
+    """What is used of prpc_engine.MasterClient."""
+
+    def tree_node_add(self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ...) -> None: ...
+
+    def tree_node_get(self, path: str, timeout_s: float = ...) -> TreeValue: ...
+
+    def tree_node_set(self, path: str, value: str, expected_version: int = -1, timeout_s: float = ...) -> int: ...
+
+    def tree_node_sub(self, path: str, timeout_s: float = ...) -> list[str]: ...
+
+    def tree_wait(self, path: str, timeout_s: float = ...) -> TreeValue: ...
+
+    def tree_watch(self, path: str, callback: Callable[..., object], existing: bool = False, timeout_s: float = ...) -> int: ...
+
+    def cancel_watch(self, handle: int) -> bool: ...
+
+    def count_up(self, key: str, timeout_s: float = ...) -> int: ...
+
+    def lock(self, name: str, timeout_s: float = ...) -> contextlib.AbstractContextManager[int]: ...
+
+
+class PlacementNode:
+    """See the file's head. Every verb takes ASK_TIMEOUT_S seconds at most, and raises what the master client does."""
+
+    def __init__(self, tree: Tree, name: str, servers_path: str) -> None:
+        self.path = f"{FOLDER}/{component(name)}"
+        self.servers_path = f"{servers_path}/{component(name)}"
+        self._tree = tree
+
+    def read(self) -> tuple[Placement, int] | None:
+        """The placement and the version to compare with; None: there is none yet."""
+        try:
+            found = self._tree.tree_node_get(self.path, timeout_s=ASK_TIMEOUT_S)
+        except NoSuchNode:
+            return None
+        return decode(found.value), found.version
+
+    def wait(self, timeout_s: float) -> Placement:
+        """The placement, as soon as there is one. Raises DeadlineExceeded."""
+        return decode(self._tree.tree_wait(self.path, timeout_s=timeout_s).value)
+
+    def try_create(self, placement: Placement) -> bool:
+        """Make it; False when somebody else has."""
+        with contextlib.suppress(NodeExists):
+            self._tree.tree_node_add(FOLDER, timeout_s=ASK_TIMEOUT_S)
+        try:
+            self._tree.tree_node_add(self.path, placement.encode(), timeout_s=ASK_TIMEOUT_S)
+        except NodeExists:
+            return False
+        return True
+
+    def try_change(self, placement: Placement, version: int) -> int | None:
+        """Set it, if it still has that version: the new version, or None."""
+        try:
+            return self._tree.tree_node_set(self.path, placement.encode(), version, timeout_s=ASK_TIMEOUT_S)
+        except VersionMismatch:
+            return None
+
+    def servers(self) -> Sequence[int]:
+        """The ids of the living."""
+        try:
+            return [int(each) for each in self._tree.tree_node_sub(self.servers_path, timeout_s=ASK_TIMEOUT_S)]
+        except NoSuchNode:
+            return []

@@ -1,0 +1,1 @@
+"""A table server: requests of workers in, tables changed, answers out."""

@@ -1,0 +1,357 @@
+"""The server side of the key-value service: `TableShard` holds tables, `TableServer` puts it where it runs.
+
+With shards, each shard process holds a TableShard of its own and is a server of the service by itself; inline, there is
+one in the application's process. To a worker both are just servers, and a partition is one of them.
+
+What is asked arrives as plain scalars, strings, dicts and read-only arrays; what is returned is the caller's to keep.
+
+A worker pushes by apply(), which looks into the partition's ledger (ledger.py) before and notes the push in it after:
+
+    the ledger says   and                          the push
+    NEW               nothing is known of it       is applied, and noted when it has been: not while a gate holds it
+    NEW               it is held by a gate         is not applied again: both are answered when it has been
+    APPLIED                                        is answered as it would be now
+    FORGOTTEN                                      is refused
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prpc_engine.errors import BadArguments, ConfigError, Forgotten
+from prpc_engine.kv.checkpoint.files import Files
+from prpc_engine.kv.checkpoint.gate import HeldTable
+from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.checkpoint.methods import CheckpointMethods
+from prpc_engine.kv.consistency.durable import Durable
+from prpc_engine.kv.consistency.epochs import Behind, RowsLost, outdated, parsed
+from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger, Node
+from prpc_engine.kv.consistency.paced_table import Paced
+from prpc_engine.kv.consistency.versions import with_version
+from prpc_engine.kv.schema.beginnings import beginnings_of
+from prpc_engine.kv.schema.services import ServingService
+from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
+from prpc_engine.kv.table.table import DenseTable, SparseTable
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.peer import calling_peer
+from shard import Future
+
+Keys = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]  # client, sequence, verb, table, arrays
+THIS_PROCESS = Node(0, "this process")  # as barrier_scheduler.py has it
+
+
+class TableServer:
+    """Offers key-value tables under `name`. The service owns what this makes, and closes it.
+
+    checkpoint_root: workers may save to and restore from folders below it only; None: wherever this process may write.
+    """
+
+    def __init__(self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None) -> None:
+        self.name = name
+        factory = partial(TableShard, checkpoint_root)
+        if service.shards > 0:
+            self.server = service.create_server(name, factory, sharded=True)
+        else:
+            self.server = service.create_server(name, factory())
+        beginnings = beginnings_of(service, name)
+        if beginnings is not None:
+            beginnings.remember()
+
+
+class TableShard(CheckpointMethods):
+    """The tables of one partition. Its public methods are the protocol; calls come one at a time.
+
+    Raises ConfigError for a bad or conflicting spec, BadArguments for an unknown table, or arrays that do not fit.
+    """
+
+    def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
+        super().__init__(checkpoint_root, files)
+        self.ledger = Ledger(pusher=pushing_node)
+        self.durable = Durable()
+        self.life = secrets.randbits(62)
+        self.on_applied: Applied | None = None  # told of each push that apply() has applied, in that order
+        self._held: dict[tuple[int, int], Deferred] = {}  # (client, sequence) of pushes that a gate holds
+        self._changes: dict[str, Callable[..., Any]] = {
+            "push": self.push,
+            "push_pull": self.push_pull,
+            "push_dense": self.push_dense,
+            "push_pull_dense": self.push_pull_dense,
+            "push_pull_versioned": self.push_pull_versioned,
+            "push_pull_dense_versioned": self.push_pull_dense_versioned,
+            "assign_dense": self.assign_dense,
+        }
+
+    @property
+    def tables(self) -> dict[str, tuple[TableSpec, SparseTable | DenseTable]]:
+        """What there is: spec and table by name, also while a gate holds pushes."""
+        bare: dict[str, SparseTable | DenseTable] = {**self._bare_sparse(), **self._bare_dense()}
+        return {name: (self._specs[name], table) for name, table in bare.items()}
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being made of it."""
+        return bool(self._save_id)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether pushes wait to be applied."""
+        return bool(self._held)
+
+    def refuse_held(self, error: BaseException) -> None:
+        """Pushes that wait to be applied are not: they fail with that error. No save holds what comes from now on."""
+        for answer in list(self._held.values()):
+            answer.fail(error)
+        if self._waiting is not None:
+            self._hold_is_over(self._waiting)
+
+    def _extras(self) -> dict[str, Array]:
+        """The ledger, for checkpoints."""
+        self.durable.cut(self._save_id)
+        return self.ledger.arrays() if len(self.ledger) else {}
+
+    def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
+        self.durable.fail(CheckpointError("a checkpoint was restored before the push was in one"))
+        self.ledger = Ledger(pusher=self.ledger.pusher)
+        for arrays in saved:
+            self.ledger.load(arrays)
+
+    def create_table(self, spec: dict[str, Any], epoch: int = 0, life: int = 0) -> bool | None:
+        """Make the table that `spec` (TableSpec.to_dict()) describes: True when it is new, False when it is there.
+
+        epoch, life: see epochs.py. Where this server has no such epoch and another life, the table's rows are lost: None, and
+        verbs are answered with RowsLost. An older epoch of the table is dropped; Outdated: a newer one is here. ConfigError when
+        another table has its name: an epoch of a table is never changed or replaced under its users.
+        """
+        wanted = from_dict(spec)
+        present = self._specs.get(wanted.table)
+        held, step = self._epochs.get(wanted.table, (0, -1))
+        if present is not None and held == epoch:
+            if present != wanted:
+                raise ConfigError(
+                    f"table {wanted.table!r} is there with another spec: asked for {wanted.to_dict()}, "
+                    f"there is {present.to_dict()}; every worker must use the same spec and expected_servers"
+                )
+            return False
+        if held > epoch:
+            raise outdated(wanted.table, held, step)
+        if epoch and life != self.life:
+            return None
+        if self._waiting is not None and present is not None:
+            raise CheckpointError("a save is about to cut these tables: reset again after it")
+        self._put(wanted, epoch)
+        return True
+
+    def _put(self, spec: TableSpec, epoch: int) -> None:
+        """An empty table, in the place of what is there."""
+        table, name = spec.make(), spec.table
+        if name in self._specs:
+            self._known = self._cut_at = None
+            self._sparse.pop(name, None)
+            self._dense.pop(name, None)
+        if isinstance(table, SparseTable):
+            self._sparse[name] = table
+        else:
+            self._dense[name] = table
+        self._specs[name] = spec
+        if epoch:
+            self._epochs[name] = epoch, -1
+        self._name_tables()
+
+    def standing(self) -> tuple[int, dict[str, int]]:
+        """(life, {table that it has: the epoch}); see epochs.py."""
+        return self.life, {name: self._epochs.get(name, (0, -1))[0] for name in self._specs}
+
+    def apply(self, client: int, sequence: int, verb: str, table: str, *arrays: Array) -> Any:
+        """A verb of those that change a table, once for each (client, sequence); see the file's head."""
+        changes = self._changes.get(verb)
+        if changes is None:
+            raise BadArguments(f"verb {verb!r}: {', '.join(self._changes)} are allowed")
+        known = self.ledger.find(client, sequence)
+        if known == APPLIED:
+            self._comes_again(table)
+            return self._applied_before(verb, table, arrays)
+        if known == FORGOTTEN:
+            raise Forgotten(
+                f"push {sequence} of worker {client:x} is more than {WINDOW} pushes old: whether it was applied is not remembered"
+            )
+        held = self._held.get((client, sequence))
+        if held is not None:
+            self._comes_again(table)
+            again = Deferred()
+            follow(held, again)
+            return again
+        answer = changes(table, *arrays)
+        if type(answer) is Deferred:
+            self._held[client, sequence] = answer
+            answer.add_done_callback(lambda done: self._let_go(done, client, sequence, verb, table, arrays))
+            return answer
+        self.ledger.note(client, sequence)
+        if self.on_applied is not None:
+            self.on_applied(client, sequence, verb, table, arrays)
+        return answer
+
+    def apply_durable(self, *push: Any) -> Deferred:
+        """apply(), answered when a checkpoint that holds the push is on the disk."""
+        value = self.apply(*push)
+        if type(value) is not Deferred:
+            return self.durable.wait(value)
+        answer = Deferred()
+        value.add_done_callback(lambda done: self._applied_later(done, answer))
+        return answer
+
+    def _applied_later(self, done: Future, answer: Deferred) -> None:
+        error = done.error()
+        if error is None:
+            follow(self.durable.wait(done.result()), answer)
+        else:
+            answer.fail(error)
+
+    def checkpoint_durable(self, save_id: str) -> None:
+        """The checkpoint that this server has cut for that save is on the disk."""
+        self.durable.committed(save_id)
+
+    def _comes_again(self, table: str) -> None:
+        bare = self.tables.get(self._name_of(table))
+        if bare is not None and isinstance(bare[1], Paced):
+            bare[1].worker_is_here()
+
+    def _let_go(self, done: Future, client: int, sequence: int, verb: str, table: str, arrays: tuple[Array, ...]) -> None:
+        del self._held[client, sequence]
+        if done.error() is None:
+            self.ledger.note(client, sequence)
+            if self.on_applied is not None:
+                self.on_applied(client, sequence, verb, table, arrays)
+
+    def _applied_before(self, verb: str, table: str, arrays: tuple[Array, ...]) -> Any:
+        found = self.tables.get(self._name_of(table))
+        if found is None:
+            raise self._absent("such", table)
+        _, bare = found
+        if "pull" not in verb:
+            return bare.version
+        # Past its pace: the pull is of a push that has waited for the others already.
+        values = SparseTable.pull(bare, arrays[0]) if isinstance(bare, SparseTable) else DenseTable.pull(bare)
+        return [bare.version, values] if verb.endswith("_versioned") else values
+
+    def pull(self, table: str, keys: Keys) -> Floats:
+        """Rows of a sparse table: int64[n] -> float32[n, dim]."""
+        return self._sparse_table(table).pull(keys)
+
+    def push(self, table: str, keys: Keys, *grads: Array) -> Deferred | int:
+        """Apply gradients, int64[n] and float32[n, dim] or what its compression makes of that, to a sparse table: its version."""
+        return self._sparse_table(table).push(keys, *grads)
+
+    def push_pull(self, table: str, keys: Keys, *grads: Array) -> Deferred | Floats:
+        """push(), then the new rows."""
+        return self._sparse_table(table).push_pull(keys, *grads)
+
+    def pull_dense(self, table: str) -> Floats:
+        """The whole local slice of a dense tensor."""
+        return self._dense_table(table).pull()
+
+    def push_dense(self, table: str, *grads: Array) -> Deferred | int:
+        """Apply a gradient of the local slice's shape, or what its compression makes of that: the slice's version."""
+        return self._dense_table(table).push(*grads)
+
+    def push_pull_dense(self, table: str, *grads: Array) -> Deferred | Floats:
+        """push_dense(), then the new slice."""
+        return self._dense_table(table).push_pull(*grads)
+
+    def assign_dense(self, table: str, values: Floats) -> Deferred | int:
+        """Make these the values of the local slice of a dense tensor: its version."""
+        return self._dense_table(table).assign(values)
+
+    def pull_versioned(self, table: str, keys: Keys) -> Deferred | list[Any]:
+        """[version, pull()]."""
+        found = self._sparse_table(table)
+        return with_version(found, found.pull(keys))
+
+    def push_pull_versioned(self, table: str, keys: Keys, *grads: Array) -> Deferred | list[Any]:
+        """[version, push_pull()]."""
+        found = self._sparse_table(table)
+        return with_version(found, found.push_pull(keys, *grads))
+
+    def pull_dense_versioned(self, table: str) -> Deferred | list[Any]:
+        """[version, pull_dense()]."""
+        found = self._dense_table(table)
+        return with_version(found, found.pull())
+
+    def push_pull_dense_versioned(self, table: str, *grads: Array) -> Deferred | list[Any]:
+        """[version, push_pull_dense()]."""
+        found = self._dense_table(table)
+        return with_version(found, found.push_pull(*grads))
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """{table: the fields of its TableStatistics}: a plain dict, as it goes over the wire."""
+        tables = [*self._sparse.items(), *self._dense.items()]
+        return {name: asdict(table.statistics()) for name, table in tables}
+
+    def workers(self) -> list[list[Any]]:
+        """[number, name, pushes applied, {table: its Lag}] of each worker that has pushed: of the tables with a consistency."""
+        found: dict[int, list[Any]] = {}
+        for client, node, pushes in self.ledger.pushes():
+            number, name = node or Node(client, f"worker {client:x}")
+            found.setdefault(number, [number, name, 0, {}])[2] += pushes
+        for name, (_, table) in self.tables.items():
+            for number, (worker, lag) in table.lags().items() if isinstance(table, Paced) else ():
+                found.setdefault(number, [number, worker, 0, {}])[3][name] = list(lag)
+        return list(found.values())
+
+    def _sparse_table(self, asked: str) -> SparseTable | HeldTable[SparseTable]:
+        table = self._asked_sparse.get(asked)
+        if table is None:
+            raise self._absent("sparse", asked)
+        return table
+
+    def _dense_table(self, asked: str) -> DenseTable | HeldTable[DenseTable]:
+        table = self._asked_dense.get(asked)
+        if table is None:
+            raise self._absent("dense", asked)
+        return table
+
+    def _name_of(self, asked: str) -> str:
+        return asked if asked in self._specs else parsed(asked)[0]
+
+    def _absent(self, kind: str, asked: str) -> Exception:
+        name, epoch = parsed(asked)
+        held, step = self._epochs.get(name, (0, -1))
+        if epoch and name not in self._specs:
+            return RowsLost(
+                f"the rows of table {name!r} were in another process, which ended; this server began without them. restore() a "
+                "checkpoint, or reset() to begin with an empty table"
+            )
+        if held > epoch > 0:
+            return outdated(asked, held, step)
+        if held < epoch:
+            return Behind(f"table {name!r} began again, but not on this server yet: restore() or reset() it if this stays so")
+        there = [*self._dense] if kind == "dense" else [*self._sparse] if kind == "sparse" else [*self._specs]
+        return BadArguments(f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first")
+
+
+def pushing_node() -> Node:
+    """On whose behalf this runs, for the ledger."""
+    peer = calling_peer()
+    return Node(peer.connection.peer_incarnation, str(peer.connection.peer)) if peer is not None else THIS_PROCESS
+
+
+def follow(first: Future, second: Deferred) -> None:
+    """Answer the second as the first is answered."""
+
+    def answered(done: Future) -> None:
+        error = done.error()
+        if error is None:
+            second.reply(done.result())
+        else:
+            second.fail(error)
+
+    first.add_done_callback(answered)

@@ -1,0 +1,109 @@
+"""A node and its servers as the master knows them: what the keeper makes again over a new session.
+
+    target of a server   first    what prepare_server() gave: its name at this node for good
+                         now      another one from every new session on; the node answers to both
+                         next     while it is registered again: the node answers to it before the master tells anybody
+
+    changed by           what                                     in which thread
+    registered()         a server is known to the master          the reactor's
+    take_back()          it is to be known no longer              any
+    anew()               all are registered over a new session    the keeper's, while the others go on
+
+A server that is taken back while it is registered again is taken back there, too. Should the connection be lost in between, it is
+registered again under the same number, which the master answers as it did before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.master.registry import DEFAULT_API
+from prpc_engine.rpc.marks import marks_of
+from prpc_engine.rpc.server import Server
+
+logger = logging.getLogger("prpc")
+Ask = Callable[..., Any]  # (number of the request or 0, verb, its arguments): the master's answer
+
+
+@dataclass
+class _Registered:
+    """One server."""
+
+    service: str
+    server_id: int
+    target: int  # now
+    number: int  # of the request to register it again
+    next: int = 0  # target
+    token: str = ""  # of the session over which it was registered again last
+
+
+class Joined:
+    """See the file's head. `served` are the node's servers, by target."""
+
+    def __init__(self, addresses: list[str], shard_of: int, rank: int, served: dict[int, Server]) -> None:
+        self.addresses = addresses
+        self.shard_of = shard_of
+        self.rank = rank
+        self._served = served
+        self._guard = threading.Lock()
+        self._servers: dict[int, _Registered] = {}  # by first target
+
+    def registered(self, service: str, server_id: int, target: int, number: int) -> None:
+        """The master knows that server now. `number`: of a request that nothing else is asked by."""
+        self._servers[target] = _Registered(service, server_id, target, number)
+
+    def take_back(self, first: int) -> int:
+        """It goes; its target now. The node goes on answering to the first one."""
+        with self._guard:
+            known = self._servers.pop(first, None)
+            if known is None:
+                return first
+            for target in {known.target, known.next} - {first, 0}:
+                self._served.pop(target, None)
+            return known.next or known.target  # a new session may have heard of the next one, and of no other
+
+    def anew(self, token: str, ask: Ask) -> None:
+        """Join and register again, over the session of that token. Raises what `ask` raises; then once more, for what is left."""
+        self.rank = ask(0, "join", self.addresses, self.shard_of, self.rank)
+        for first, one in self._servers.copy().items():
+            if one.token == token:
+                continue
+            try:
+                if not one.next:
+                    _, one.next = ask(0, "prepare_server", one.service, one.server_id)
+                server = self._served.get(first)
+                if server is None or not self._answers_to_next(first, one, server):
+                    continue
+                marks = marks_of(server.describe())
+                ask(one.number, "register_server", one.service, one.server_id, DEFAULT_API, -1, one.next, marks)
+            except errors.RemoteError as error:
+                logger.error(
+                    "server %d of %r could not be registered again: %s", one.server_id, one.service, error.remote_message
+                )
+                continue
+            one.token = token
+            if not self._moved(first, one):
+                ask(0, "deregister_server", one.next)
+
+    def _answers_to_next(self, first: int, one: _Registered, server: Server) -> bool:
+        """Whether that server is still wanted; then the node answers to its next target, too."""
+        with self._guard:
+            if self._servers.get(first) is not one or self._served.get(first) is not server:
+                return False
+            self._served[one.next] = server
+            return True
+
+    def _moved(self, first: int, one: _Registered) -> bool:
+        """Whether that server is still wanted; then its next target is the one that the master knows."""
+        with self._guard:
+            if self._servers.get(first) is not one:
+                return False
+            before, one.target, one.next = one.target, one.next, 0
+            if before != first:  # so that a node which joins again and again answers to two, and not to ever more
+                self._served.pop(before, None)
+            return True

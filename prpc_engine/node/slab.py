@@ -1,0 +1,55 @@
+"""The slab of this process: where empty() makes arrays, and where ordinary ones are copied to when they are sent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from prpc_engine import errors
+from prpc_engine.settings.config import slab_bytes_max
+from shard import ShmFull, Slab
+
+_making = threading.Lock()
+_slab: Slab | None = None
+
+
+def default_slab() -> Slab:
+    """One for all services of the process; PRPC_SLAB_BYTES_MAX bounds it. A process made by fork() gets its own."""
+    global _slab
+    with _making:
+        if _slab is None:
+            _slab = Slab(slab_bytes_max())
+        return _slab
+
+
+def use_slab(slab: Slab) -> None:
+    """In a shard: empty() and its node share the shard's own slab."""
+    global _slab
+    with _making:
+        _slab = slab
+
+
+def _begin_anew_in_fork() -> None:
+    """The slab is the parent's, and another thread of the parent may have held the lock for ever after."""
+    global _making, _slab
+    _making, _slab = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_fork)
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """An uninitialised array in shared memory, C-ordered and 64-byte aligned: sending it to a process on this host costs
+    the same whatever its size.
+
+    What is sent is the memory itself, so what you write into the array after sending it is what the receiver may see. Ordinary
+    arrays are copied when they are sent. Raises ShmFull, and TypeError for dtypes that hold Python objects.
+    """
+    try:
+        return default_slab().empty(shape, dtype)
+    except ShmFull as error:
+        raise errors.ShmFull(str(error)) from error

@@ -1,0 +1,214 @@
+"""Requests of one customer: each has a timestamp, goes to some nodes, and is done when all of them have answered, or one failed.
+
+    state     event                                  next
+    open      an answer comes, others are missing    open
+    open      the last answer comes                  done: finish(timestamp, answers) runs, then wait() returns
+    open      a part fails: lost peer, deadline,     failed: wait() raises that error; answers of others are dropped
+              handler raised; or finish() raises
+
+Timestamps are 0, 1, 2, ... for each customer. Every part has a deadline, so every wait ends. What is done is forgotten; errors
+are kept for wait(), the last FAILED_MAX of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from prpc_engine import errors
+from prpc_engine.pslite import ids
+from prpc_engine.pslite.batcher import Lane
+from prpc_engine.pslite.postoffice import Postoffice
+from prpc_engine.pslite.reliable import Dice
+from prpc_engine.pslite.request import MISSING, Part, Request
+from shard import VALUE, ClosedError
+
+REQUEST_TIMEOUT_S = 60.0  # of a request that is given none: servers may wait for other workers before they answer
+FAILED_MAX = 4096
+
+logger = logging.getLogger("prpc")
+_now = time.monotonic
+
+
+class Customer:
+    """See the file's head. Thread-safe. `request_timeout_s`: the deadline of requests that are given none, in seconds."""
+
+    def __init__(self, postoffice: Postoffice, app_id: int, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self.app_id = app_id
+        self.request_timeout_s = request_timeout_s
+        self._postoffice, self._number = postoffice, next(postoffice.customers)
+        self._driver = postoffice.driver
+        self._reactor = postoffice.driver.reactor
+        self._timestamps = itertools.count()
+        self.new_timestamp = self._timestamps.__next__  # for one request()
+        self._given = 0  # at least so many timestamps have been
+        self._guard = threading.Lock()
+        self._open: dict[int, Request] = {}
+        self._failed: dict[int, BaseException] = {}
+        self._lanes: dict[int, Lane] = {}
+        settings = postoffice.settings
+        self._dice = Dice(settings.drop_percent, settings.drop_seed, 0) if settings.drop_percent else None
+
+    def request(
+        self,
+        timestamp: int,
+        kind: str,
+        parts: Sequence[tuple[int, tuple[Any, ...], int]],
+        finish: Callable[[int, list[Any]], object] | None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        stable: bool = False,
+    ) -> int:
+        """Send (node, arguments, bytes with the answer) parts; the timestamp. finish(timestamp, answers) runs when all have
+        come, in their order, if it is given.
+
+        stable  arrays among the arguments stay as they are until it is done: those that have to wait here are not copied
+        Raises Backpressure where there is no room for the first part; where there is none for a later one, wait() does."""
+        count = len(parts)
+        answers = [MISSING] * count
+        request = self._open[timestamp] = Request(self._driver, 0, None, None, None, timestamp, count, answers, finish, parts)
+        if not count:
+            self._complete(request)
+        if timeout_s is None:
+            timeout_s = self.request_timeout_s
+        deadline = _now() + timeout_s
+        for index, (node, arguments, nbytes) in enumerate(parts):
+            part = Part(request, index, kind, arguments, nbytes, timeout_s, deadline)
+            try:
+                (self._lanes.get(node) or self._lane_to(node)).send(part, priority, stable)
+            except errors.Backpressure as error:
+                if index == 0:
+                    del self._open[timestamp]
+                    raise
+                self._fail(request, error)
+                break
+        return timestamp
+
+    def _lane_to(self, node: int) -> Lane:
+        lane = Lane(node, self._number, self._postoffice, self._dice, self._count, self._fail)
+        return self._lanes.setdefault(node, lane)
+
+    def wait(self, timestamp: int, timeout_s: float | None = None) -> None:
+        """Return once that request is done and its callback has run. Again, and from any thread.
+
+        Raises what it failed with (MaybeExecuted, NotSent, RemoteError, DeadlineExceeded, ...), DeadlineExceeded after
+        `timeout_s` seconds; None waits for the request's own deadline. BadArguments for a timestamp that was not given yet."""
+        request = self._open.get(timestamp)
+        if request is None:
+            if self._failed or not 0 <= timestamp < self._given:
+                self._check_done(timestamp)
+            return
+        call = request.call
+        try:
+            if call is not None:
+                if (call.finished or self._driver.wait(call, timeout_s)) and call.finished == VALUE:
+                    return
+                self._hear_all()
+            left_s = timeout_s if call is None or call.finished else 0.0
+            if (request.finished or self._driver.wait(request, left_s)) and request.finished == VALUE:
+                return
+            request.result(0)  # raises
+        except errors.RpcError:
+            raise
+        except ClosedError:
+            self._raise_closed(timestamp)
+        except TimeoutError:
+            waits = zip(request.parts, request.answers, strict=False)
+            silent = [ids.name_of(node) for (node, _, _), answer in waits if answer is MISSING]
+            why = (
+                f"not answered after {timeout_s} s by: {', '.join(silent)}; wait longer, or look what they do"
+                if silent
+                else f"not done after {timeout_s} s: all have answered, and its callback still runs"
+            )
+            raise errors.DeadlineExceeded(f"request {timestamp} of app {self.app_id} is {why}") from None
+
+    async def wait_async(self, timestamp: int) -> None:
+        """wait() for a coroutine, of asyncio or of a handler: until the request's own deadline."""
+        request = self._open.get(timestamp)
+        if request is None:
+            self._check_done(timestamp)
+            return
+        self._hear_all()
+        try:
+            await request
+        except ClosedError:
+            self._raise_closed(timestamp)
+
+    def _check_done(self, timestamp: int) -> None:
+        if self._failed:
+            error = self._failed.get(timestamp)
+            if error is not None:
+                raise error.with_traceback(None)
+        if not 0 <= timestamp < self._given and not 0 <= timestamp < self._count_given():
+            raise errors.BadArguments(f"timestamp {timestamp} was not given by this customer: it has given {self._given} so far")
+
+    def _count_given(self) -> int:
+        self._given = int(repr(self._timestamps)[len("count(") : -1])  # the count's next number, without taking it
+        return self._given
+
+    def _raise_closed(self, timestamp: int) -> NoReturn:
+        raise errors.Closed(f"request {timestamp} of app {self.app_id} was under way when this process left the job") from None
+
+    def is_done(self, timestamp: int) -> bool:
+        """Whether wait() would return, or raise, at once."""
+        request = self._open.get(timestamp)
+        if request is not None:
+            call = request.call  # gone as soon as another thread hears of it
+            return self._driver.closing or (call is not None and call.done())
+        return timestamp < self._count_given()
+
+    # -- parts -------------------------------------------------------------------------------------------------------------
+
+    def _hear_all(self) -> None:
+        for lane in list(self._lanes.values()):
+            lane.hear_all()
+
+    def _count(self, part: Part, answer: Any) -> None:
+        request = part.request
+        request.answers[part.index] = answer
+        if len(request.answers) > 1:
+            with self._guard:
+                request.missing -= 1
+                if request.missing:
+                    return
+        if not request.finished:
+            self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        if request.finish is not None:
+            try:
+                request.finish(request.timestamp, request.answers)
+            except Exception as error:
+                self._fail(request, error)
+                return
+        request.answers = request.parts = ()  # the arrays go back to whoever lent them
+        self._open.pop(request.timestamp, None)
+        request.set_result(None)
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        with self._guard:
+            if request.timestamp not in self._open:
+                return  # it failed before
+            self._failed[request.timestamp] = _without_frames(error)
+            if len(self._failed) > FAILED_MAX:
+                del self._failed[next(iter(self._failed))]
+            del self._open[request.timestamp]
+        logger.debug("request %d of app %d failed: %s", request.timestamp, self.app_id, str(error))
+        if self._driver.leads_here():
+            request.set_error(error)
+        else:
+            self._reactor.call_soon(partial(request.set_error, error))  # whoever waits may have it parked
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The error without what its traceback holds: the arrays of the request, for as long as it is kept."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error

@@ -1,0 +1,163 @@
+"""A request that is not answered in the turn it arrived in: queued, then a task, then its answer.
+
+    state     event                               next
+    queued    one of the server's tasks ended     running, or dropped when the deadline has passed
+    queued    CANCEL, the peer is lost            dropped
+    running   it ends, by an error perhaps        answered: HANDLER_RAISED, whatever the error is
+    running   the deadline passes                 cut: the caller is told DEADLINE
+    queued    its server is closed                dropped: the caller is told STOPPING
+    running   its server was closed before        ended, its `finally` blocks run: the caller is told CANCELLED
+    running   CANCEL; lost peer of a stream       ended, its `finally` blocks run; a unary call of a lost peer runs to its end,
+                                                  unless its Deferred says `ends_with_caller`
+    running   `once`: the caller asks again       running: its peer is the newer one (repeats.py)
+
+So many tasks run at a time, so many calls and bytes wait (server.Bounds); what is over that is refused, and the caller told.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from types import AsyncGeneratorType
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+import msgspec
+
+from prpc_engine.archive import Archive, Handover
+from prpc_engine.errors import DeadlineExceeded
+from prpc_engine.rpc.flow_control import Inbox, Window
+from prpc_engine.rpc.message import END, TO_CALLER, Status
+from shard import Connection, Future, Reactor, Timer
+
+
+class Caller(Protocol):
+    """Who asked, as its server sees it: one connection, and how answers go back over it. A Peer is one."""
+
+    connection: Connection[Any]
+    decoder: Archive
+    number: int  # of the connection: larger than those of the node's connections before it
+    reactor: Reactor
+    running: dict[int, Job]  # its requests that are not answered yet, by its call id
+    decode_plain: Callable[[memoryview | bytes], Any]
+
+    def reply(self, call_id: int, value: Any) -> bool:
+        """Answer with a value; False when it cannot be sent, which the caller is told."""
+
+    def fail(self, call_id: int, status: Status, name: str, text: str, more: str) -> None:
+        """Answer that there is no value, and why."""
+
+    def send_item(self, call_id: int, side: int, item: Any) -> None:
+        """One item of a stream, for which there is credit."""
+
+    def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
+        """CREDIT or END of a stream."""
+
+
+class Expired(DeadlineExceeded):
+    """The caller's deadline came first: raised by a server for its handlers. One of their own is told as any error of theirs."""
+
+
+class Job(msgspec.Struct, eq=False):
+    """One request. Made and changed in the reactor's thread."""
+
+    peer: Caller  # who gets the answer
+    call_id: int  # 0: a notification
+    timeout_ms: int  # 0: the caller waits as long as the connection lasts
+    deadline: float  # on the reactor's clock; meaningless when timeout_ms is 0
+    key: int  # the method
+    arguments: Sequence[Any]
+    nbytes: int  # as it arrived
+    handovers: Sequence[Handover] = ()  # while it is queued: what its callers get back when it is dropped
+    is_queued: bool = False
+    ends_with_caller: bool = False  # its Deferred says so: a lost peer ends it, though it is no stream
+    is_once: bool = False  # its answer is kept (repeats.py)
+    inbox: Inbox | None = None  # of a stream
+    window: Window | None = None
+    cancel: Callable[[BaseException], object] | None = None  # set by the server as the job goes through its states
+    ended_by: BaseException | None = None  # what it was told to end with: by its deadline, its caller or its server's end
+    timer: Timer | None = None
+
+    def end(self, error: BaseException) -> None:
+        """Have it end before its handler is done, if it can be: what it ends with then is not its handler's own."""
+        if self.cancel is not None:
+            self.ended_by = error
+            self.cancel(error)
+
+    def was_ended(self, error: BaseException) -> bool:
+        """Whether it ended with that error because of end(), or of its deadline; else the error is its handler's own."""
+        return is_a(error, Expired) or (self.ended_by is not None and is_a(error, type(self.ended_by)))
+
+
+def discard(value: Any) -> None:
+    """Let go of what a handler returned to be waited for, and nobody will."""
+    if isinstance(value, Future):
+        value.cancel()
+    elif not isinstance(value, AsyncGeneratorType):  # which has nothing to end before it began
+        value.close()
+
+
+Kind = TypeVar("Kind", bound=BaseException)
+
+
+def is_a(error: BaseException, kind: type[Kind]) -> TypeGuard[Kind]:
+    """As isinstance(), which asks a `__class__` of the user's, too: that may raise."""
+    return issubclass(type(error), kind)
+
+
+def pass_on_interrupt(error: BaseException, reactor: Reactor) -> None:
+    """Ctrl-C in the main thread ends what turns the reactor there, and not only the handler that it met: in the next turn, so
+    that the call is answered first and nothing is left half done."""
+    if is_a(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        reactor.call_soon(partial(_interrupt, error))
+
+
+def _interrupt(error: KeyboardInterrupt) -> None:
+    if threading.current_thread() is threading.main_thread():
+        raise error
+    _thread.interrupt_main()  # another thread turns the reactor meanwhile
+
+
+class _Next(Generator[Any, Any, Any]):
+    """The next item of an async generator. Closing a task that awaits it closes the generator too; closing one that awaits
+    __anext__() leaves that generator "running" for ever, before Python 3.13."""
+
+    def __init__(self, items: AsyncGeneratorType[Any, None]) -> None:
+        self._step = items.__anext__()
+
+    def __await__(self) -> _Next:
+        return self
+
+    def send(self, value: Any) -> Any:
+        return self._step.send(value)
+
+    def throw(self, *raised: Any) -> Any:
+        return self._step.throw(*raised)
+
+
+async def pump(job: Job, items: Generator[Any, None, Any] | AsyncGeneratorType[Any, None]) -> None:
+    """Send what a handler yields, as far as its caller takes it."""
+    window, peer, call_id = job.window, job.peer, job.call_id
+    assert window is not None
+    try:
+        if not isinstance(items, AsyncGeneratorType):
+            for item in items:
+                while (credit := window.take()) is not None:
+                    await credit
+                peer.send_item(call_id, TO_CALLER, item)
+        else:
+            while True:
+                try:
+                    item = await _Next(items)
+                except StopAsyncIteration:
+                    return
+                while (credit := window.take()) is not None:
+                    await credit
+                peer.send_item(call_id, TO_CALLER, item)
+    finally:
+        peer.send_note(END, call_id, TO_CALLER, window.sent)  # ahead of the answer, which may overtake items
+        if not isinstance(items, AsyncGeneratorType):
+            items.close()
+        else:
+            await items.aclose()

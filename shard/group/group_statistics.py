@@ -1,0 +1,30 @@
+"""What a group tells of itself: one row for each shard, and one for the application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shard.memory.counters import CounterRow
+
+
+@dataclass(frozen=True)
+class ShardStatistics:
+    """One shard."""
+
+    index: int
+    pid: int  # of the present incarnation, or the last
+    core: int | None  # None: it may run on any
+    alive: bool
+    state: str  # "starting", "up", "waiting" for its restart, "gone"
+    incarnation: int  # how often it was started
+    exit_code: int | None  # of the last that ended, as multiprocessing has it: -9 is SIGKILL; None when none has
+    counters: CounterRow  # of the present incarnation, or the last
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """The group as seen from the application."""
+
+    shards: tuple[ShardStatistics, ...]
+    application: CounterRow  # its side of the lanes
+    calls_in_flight: int

@@ -1,0 +1,360 @@
+"""Inline mode: whoever waits drives the reactor, and a progress thread does when nobody waits.
+
+One thread at a time leads: it holds `_lead` and turns the reactor.
+
+    thread that waits   leads if it can; while another one leads it follows: sleeps until its future is done, or until it is
+                        handed the lead
+    asyncio loop        leads by turns while its coroutines await (asyncio_bridge.py), and leaves the lead to others in between
+    progress thread     stands by; goes on duty (leads, and parks when idle) when nobody has led for STANDBY_S and no loop
+                        watches, or at once when take_over() says that requests may come in; hands the lead over to any thread
+                        or loop that wants it
+
+So a blocking call costs no thread switch, and a server answers whether or not its owner waits. A thread that already leads
+and waits again (a handler that makes a call) turns the same reactor, deeper.
+
+A stall (stall.py) is a leading thread that stays inside one handler. Nobody leading is none: an application that computes keeps
+nobody waiting for longer than it takes the progress thread to go on duty.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shard.errors import ClosedError, ForkedError
+from shard.loop.asyncio_bridge import Guest
+from shard.loop.future import Future
+from shard.loop.idle import PARK_S_MAX, Adaptive, Idle, Spin
+from shard.loop.reactor import Reactor
+from shard.loop.stall import STALL_BUDGET_S, StallDetector
+
+if TYPE_CHECKING:
+    import asyncio
+
+# Empty looks at the rings before a waiting thread also looks at timers, tasks and sockets: some 20 us of 0.09 us each, longer
+# than most answers take.
+SPIN_TURNS = 256
+
+# Empty looks after a message before a clock is read: the rest of it, or the next, mostly follows within microseconds.
+FLOW_TURNS = 32
+
+# How long nobody may have led before the progress thread goes on duty. It wakes this often while others lead: 50 times a
+# second, some 0.1 % of a core.
+STANDBY_S = 0.02
+# The same while an asyncio loop watches, and nobody calls us: only a loop that is stuck makes somebody wait for it.
+WATCH_S = 0.1
+
+# For the turn under way at close() to end: a handler may be running in it.
+CLOSE_TIMEOUT_S = 5.0
+# Between tries of a reactor whose turns fail, so that a bug fills no disk with its traces.
+AFTER_BUG_S = 0.01
+
+logger = logging.getLogger("shard")
+
+
+class Driver:
+    """Owner of a reactor in a process whose threads belong to the user.
+
+    polling         waiting threads never sleep
+    name            of its threads, and in the log
+    stall_budget_s  a handler that keeps the reactor for more seconds is named in the log, with its stack; math.inf: none is
+    engine          packages and modules whose functions are no handlers
+
+    Raises ValueError for a budget that is not more than 0.
+    """
+
+    def __init__(
+        self, polling: bool, name: str = "prpc", stall_budget_s: float = STALL_BUDGET_S, engine: tuple[str, ...] = ("shard",)
+    ) -> None:
+        self.reactor = reactor = Reactor(time.monotonic)
+        self._stalls = StallDetector(
+            reactor,
+            lambda: self._leader,
+            stall_budget_s,
+            f"{name} (pid {os.getpid()})",
+            engine=engine,
+            progress=lambda: reactor.turns + reactor.parks + self._led,
+            handlers_only=True,
+        )
+        self.polling = polling
+        self.prompt = False  # requests may come in at any time: hand over to the progress thread at once, not lazily
+        self._lead = threading.Lock()
+        self._adaptive = Adaptive()  # one for all that lead: the gaps are those of the traffic
+        self._leader = 0  # ident of the leading thread
+        self._wanted = 0  # threads that ask the progress thread for the lead
+        self._on_duty = False
+        self._running: Future | None = None
+        self._stop_asked = False
+        self._led = 0  # how often a waiting thread has led
+        self._followers: deque[threading.Semaphore] = deque()
+        self._guests: tuple[Guest, ...] = ()  # one for each loop that awaits
+        self._inviting = threading.RLock()  # a signal handler may close() inside
+        self._call_to_duty = threading.Semaphore(0)
+        self._pid = os.getpid()
+        self.closing = False
+        self._thread = threading.Thread(target=self._progress, name=f"{name}-progress", daemon=True)
+        self._thread.start()
+        self._stalls.start()
+
+    # -- waiting threads ---------------------------------------------------------------------------------------------
+
+    def wait(self, future: Future, timeout_s: float | None) -> bool:
+        """Make progress until the future is done or `timeout_s` seconds have passed; whether it is done."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not future.finished:
+            if self._lead.acquire(False):
+                self._leader = threading.get_ident()
+                self._led += 1
+                try:
+                    if self.reactor.parked:  # a loop rests
+                        self.reactor.unannounce(True)
+                    # Most answers come within microseconds: look at the rings alone first, and only then at everything.
+                    while self.reactor.spin(SPIN_TURNS):
+                        if future.finished:
+                            return True
+                    self._drive(future, deadline)
+                finally:
+                    self._leader = 0
+                    self._lead.release()
+                    if self._followers or self._guests or self.prompt:
+                        self._pass_on()
+            elif self._leader == threading.get_ident():
+                self._drive(future, deadline)
+            else:
+                self._follow(future, deadline)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return bool(future.finished)
+
+    def run(self, timeout_s: float | None) -> None:
+        """Drive from this thread for `timeout_s` seconds, or until stop_running() or close()."""
+        self._running = Future(self)
+        try:
+            if not self._stop_asked:  # looked at after _running is there: a signal in between finds that
+                self.wait(self._running, timeout_s)
+        except ClosedError:
+            return  # closed meanwhile: that is how it ends
+        finally:
+            self._running = None
+            self._stop_asked = False
+
+    def stop_running(self) -> None:
+        """Let run() return, or the next one when none is under way. From any thread or signal handler."""
+        self._stop_asked = True
+        running = self._running
+        if running is not None:
+            self.reactor.call_soon(lambda: running.set_result(None))
+
+    def _drive(self, future: Future, deadline: float | None) -> None:
+        self._check_usable()
+        reactor = self.reactor
+        poll, spin = reactor.poll, reactor.spin
+        clock = time.monotonic
+        idle: Idle = Spin() if self.polling else self._adaptive
+        now = clock()
+        tell: Callable[[Future], object] | None = None
+        while not future.finished and not self.closing:
+            if poll(now) or spin(SPIN_TURNS):
+                while not future.finished and spin(FLOW_TURNS):
+                    pass  # one message after the other, without a clock in between
+                now = clock()
+                idle.work(now)
+            else:
+                now = clock()
+                park_s = idle.idle(now)
+                if park_s:
+                    if tell is None:  # another thread may complete the future, and nothing else would end the park then
+                        tell = partial(_end_park, reactor)
+                        future.add_done_callback(tell)
+                    if deadline is not None:
+                        park_s = min(park_s, max(0.0, deadline - now))
+                    reactor.park(park_s)
+                    now = clock()
+            if deadline is not None and now >= deadline:
+                break
+        if tell is not None:
+            future.remove_done_callback(tell)
+
+    def _follow(self, future: Future, deadline: float | None) -> None:
+        self._check_usable()
+        turn = threading.Semaphore(0)
+
+        def tell(_: Future) -> None:
+            turn.release()
+
+        self.ask_for_lead()
+        self._followers.append(turn)
+        future.add_done_callback(tell)
+        remaining = STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
+        # Bounded: should the lead be given up between our look at it and our queueing, nobody would call us.
+        try:
+            if self._lead.locked():
+                turn.acquire(timeout=remaining)
+        finally:  # interrupted, too
+            future.remove_done_callback(tell)
+            try:
+                self._followers.remove(turn)
+            except ValueError:
+                if future.finished:
+                    self._pass_on()  # called to lead, and no longer in need of it
+
+    def _pass_on(self) -> None:
+        try:
+            self._followers.popleft().release()
+            return
+        except IndexError:
+            pass  # nobody follows
+        if not any(guest.wants() and guest.call() for guest in self._guests) and self.prompt:
+            self._call_to_duty.release()
+
+    def take_over(self) -> None:
+        """Somebody waits who cannot drive: the progress thread must lead whenever nobody else does."""
+        self.prompt = True
+        self._call_to_duty.release()
+
+    def pin(self, core: int) -> None:
+        """Keep the progress thread on one of the cores that this process may use."""
+        thread = self._thread.native_id
+        assert thread is not None, "it has started"
+        os.sched_setaffinity(thread, {core})
+
+    # -- asyncio loops -----------------------------------------------------------------------------------------------
+
+    def await_in(self, future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        """What a coroutine of `loop`, which runs in this thread, yields until the future is done; the loop makes the progress.
+
+        Raises ClosedError, and ForkedError in a fork of the process that made the driver."""
+        for guest in self._guests:
+            if guest.loop is loop and not self.closing and self._pid == os.getpid():
+                return guest.wait(future)
+        return self._invite(loop).wait(future)
+
+    def _invite(self, loop: asyncio.AbstractEventLoop) -> Guest:
+        """A guest for a loop that is new here; those of closed loops go."""
+        self._check_usable()  # in a fork the lock may be held for ever
+        with self._inviting:
+            self._check_usable()  # from here on close() finds the guest
+            guest = Guest(self, loop)
+            self._guests = (guest, *(one for one in self._guests if not one.loop.is_closed()))
+        return guest
+
+    def try_lead(self) -> bool:
+        """Take the lead if it is free. Who has it turns the reactor, and calls stop_leading()."""
+        if not self._lead.acquire(False):
+            return False
+        self._leader = threading.get_ident()
+        self._led += 1
+        return True
+
+    def stop_leading(self) -> None:
+        """Give up the lead that try_lead() took, to a thread that follows if there is one."""
+        self._leader = 0
+        self._lead.release()
+        if self._followers:
+            self._pass_on()
+
+    def leads_here(self) -> bool:
+        """Whether this very thread leads, so that it can turn the reactor deeper."""
+        return self._leader == threading.get_ident()
+
+    def ask_for_lead(self) -> None:
+        """Have the progress thread give up the lead, if it has it; a thread that waits gives it up by itself, later."""
+        if self._on_duty:
+            self._wanted += 1
+            self.reactor.wake()
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError(
+                f"made in process {self._pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
+            )
+        if self.closing:
+            raise ClosedError("already closed")
+
+    # -- the progress thread -----------------------------------------------------------------------------------------
+
+    def _progress(self) -> None:
+        led = -1
+        standby_s = STANDBY_S
+        while not self.closing:
+            called = self._call_to_duty.acquire(timeout=standby_s)
+            while called and self._call_to_duty.acquire(False):
+                pass  # one duty answers all calls
+            if not called and led != self._led:
+                led, standby_s = self._led, STANDBY_S
+                continue
+            attentive = any(guest.is_attentive() for guest in self._guests)
+            standby_s = WATCH_S if attentive and not self.prompt else STANDBY_S
+            if attentive or self._followers or not self._lead.acquire(False):
+                continue
+            self._leader = threading.get_ident()
+            self._on_duty = True
+            try:
+                if self.reactor.parked:  # a loop rests, and is late
+                    self.reactor.unannounce(True)
+                self._duty()
+            finally:
+                self._on_duty = False
+                self._wanted = 0
+                self._leader = 0
+                self._lead.release()
+                led = self._led
+                if self._followers or self._guests:
+                    self._pass_on()
+
+    def _duty(self) -> None:
+        reactor = self.reactor
+        clock = time.monotonic
+        idle = self._adaptive
+        while not self.closing and not self._wanted:
+            now = clock()
+            try:
+                if reactor.poll(now):
+                    idle.work(now)
+                elif idle.idle(now):
+                    reactor.park(PARK_S_MAX)
+            except BaseException:  # a bug or an exit in a callback: said, and survived, or everybody here would wait for ever
+                logger.exception("the reactor's turn failed; it goes on")
+                time.sleep(AFTER_BUG_S)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop driving: waits end, the progress thread ends. The reactor's sources must be closed before."""
+        if self.closing or self._pid != os.getpid():
+            return
+        self.closing = True
+        self.reactor.wake()
+        self._call_to_duty.release()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_TIMEOUT_S)
+        while self._followers:
+            self._pass_on()
+        with self._inviting:
+            guests, self._guests = self._guests, ()
+        for guest in guests:
+            guest.retire()
+        if self._leader == threading.get_ident():
+            self.reactor.close()
+        elif self._lead.acquire(timeout=CLOSE_TIMEOUT_S):
+            try:
+                self.reactor.close()
+            finally:
+                self._lead.release()
+        else:
+            logger.warning("a handler still runs %s s after close(): its thread is left to end by itself", CLOSE_TIMEOUT_S)
+        self._stalls.close()
+
+
+def _end_park(reactor: Reactor, _: Future) -> None:
+    reactor.call_soon(_look_again)
+
+
+def _look_again() -> None:
+    """A step that does nothing, so that a park ends."""

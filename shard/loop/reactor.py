@@ -1,0 +1,431 @@
+"""The loop of one process: poll the sources, run what became ready, fire timers, look at the sockets.
+
+    source    anything with poll() -> work_done, bounded per call, and the sleep handshake of its ring    (shared memory)
+    watched   a file descriptor with a callback, looked at through one epoll                           (sockets, doorbells)
+    warm      a watched one that tells of a conversation, and spoke lately: looked at through poll(2)          (tcp sockets)
+    task      a coroutine, run by steps, in classes with shares of the time (queues.py)                     (async handlers)
+    timer     a callback at a time
+
+poll(now) does one bounded batch of each and says how much was done; it never waits. So whatever is endless, the others have
+their turn after one batch of it. park() waits, with the handshake that no wake-up is lost in: every source is told that we
+sleep, a fence makes that visible everywhere, every source is asked once more, and only then epoll waits. Clock and idling
+belong to the driver. Not thread-safe, but for wake() and call_soon().
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from shard.loop.future import Future, Waiter
+from shard.loop.queues import LATENCY, ReadyQueues, TaskClass
+from shard.loop.task import CONTEXT, Task
+from shard.loop.timers import Timer, Timers
+from shard.memory import memory_order
+
+# Descriptors are looked at after so many empty turns, or pieces of work: a system call of 0.25 us in 16 turns of 0.3 us. But
+# for a while after something went over a socket, every turn looks, because an answer is likely: some milliseconds of turning.
+DESCRIPTOR_TURNS = 16
+WARM_TURNS = 4096
+# While there are so many warm descriptors at most, a turn of spin() asks these alone, by poll(2), and epoll after
+# DESCRIPTOR_TURNS as ever. What came is found 0.3 us sooner so (a 64 B round trip between two bare sockets took 3.2 us with poll,
+# 3.8 with epoll, 3.4 with recv itself and its BlockingIOError), but each more costs 0.04 us a turn.
+WARM_DESCRIPTORS_MAX = 4
+
+# Looks at all descriptors by epoll after which it is found anew which of them are warm: else one that spoke once would be asked
+# as long as any other speaks, and the crowd of a start would never end. With one look in DESCRIPTOR_TURNS that is some 2 ms.
+RECOUNT_LOOKS = 256
+# A look by epoll takes as long as so many at a source, so a spin without sources has fewer of them.
+COLD_LOOK_COST = 4
+
+# Bounds on one turn, so that nobody starves: steps of tasks, timers, and events of one epoll. Sources bound themselves.
+READY_STEPS_MAX = 64
+TIMERS_MAX = 64
+EVENTS_MAX = 64
+# While a class other than LATENCY has steps, no step begins later than this in a turn. A turn's own cost is 0.5 % of it, and a
+# message waits this long for its source to be asked, or for the one step that takes longer.
+TURN_SLICE_S = 100e-6
+# Pieces of work that spin() finds before it asks for a whole turn: one call after the other, each answered at once, must not keep
+# timers and sockets waiting. A turn costs 0.3 us, in 64 calls of 5 us each.
+SPIN_WORK_MAX = 64
+
+# A park that ran out of time with work there: was the bell about to be rung? A peer rings within a microsecond of writing; it may
+# have lost its core in between, for a scheduler's slice or two. A bell that comes no earlier than this is a lost one.
+LATE_BELL_S = 0.01
+
+
+class Source(Protocol):
+    """Something polled every turn."""
+
+    def poll(self) -> int:
+        """Do a bounded batch of work; how much was done."""
+
+    def prepare_sleep(self, sleeping: bool) -> float:
+        """Ask the peer to ring our doorbell from now on, or no longer; the longest it bears to go unpolled, in seconds."""
+
+    def has_work(self) -> bool:
+        """Whether poll() would find something; asked after the fence, before parking."""
+
+
+class _Bell:
+    """The descriptor that ends a park. Closes with its last holder, so that a wake() in another thread, which holds it while it
+    writes, never writes to a number that has been used again; and needs no lock, which a destructor could find held."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Reactor:
+    """See the file's head. Owned by one driver, or by one shard's main function.
+
+    turns, busy_turns  polls, and those that found work
+    parks, wakeups     sleeps, and those that an event ended; the others ran out of time
+    late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0, or a wake-up was lost
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.timers = Timers()
+        self._timers_heap = self.timers._heap  # looked at every turn
+        self.turns = self.busy_turns = self.parks = self.wakeups = self.late_wakes = 0
+        self.warm_turns = 0  # turns that look at the descriptors in any case; a socket's traffic sets it to WARM_TURNS
+        self._lively: dict[int, int] = {}  # descriptors that get warm, and the events that are waited for
+        self._warm = select.poll()
+        self._warm_descriptors: set[int] = set()
+        self._crowded = False  # more spoke lately than may be warm: all are left to epoll
+        self._until_recount = RECOUNT_LOOKS
+        self._sources: list[Source] = []
+        self._polls: list[Callable[[], int]] = []
+        self._queues = ReadyQueues(clock)
+        self._ready = self._queues.latency
+        self._others = self._queues.others
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._bell: _Bell | None = _Bell()
+        self._epoll.register(self._bell.fd, select.EPOLLIN)
+        self._callbacks[self._bell.fd] = lambda _: self._drain_bell()
+        self._until_descriptors = 0
+        self._spin_work = SPIN_WORK_MAX
+        self._fence = memory_order.register_fence()
+        self.parked = False
+        self.closed = False
+
+    # -- what takes part ---------------------------------------------------------------------------------------------
+
+    def add_source(self, source: Source) -> None:
+        """Poll `source` every turn from the next one on."""
+        self._sources.append(source)
+        self._polls = [one.poll for one in self._sources]
+
+    def remove_source(self, source: Source) -> None:
+        """Poll it no longer."""
+        if self.closed:
+            return  # it has forgotten them all
+        self._sources.remove(source)
+        self._polls = [one.poll for one in self._sources]
+
+    def watch(self, fd: int, callback: Callable[[int], None], events: int = select.EPOLLIN, lively: bool = False) -> None:
+        """Call callback(events) when the descriptor is ready; level-triggered. Again with other events to change them.
+
+        `lively`: after an event the next one is likely near, and worth being looked for every turn for some milliseconds."""
+        if fd in self._callbacks:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._callbacks[fd] = callback
+        if lively:
+            self._lively[fd] = events
+            if fd in self._warm_descriptors:
+                self._warm.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget the descriptor; before it is closed."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+        self._lively.pop(fd, None)
+        if fd in self._warm_descriptors:
+            self._warm_descriptors.discard(fd)
+            self._warm.unregister(fd)
+
+    def call_soon(self, callback: Callable[[], object], queue: TaskClass = LATENCY) -> None:
+        """Run callback() in the next turn, or when its class has its share. From any thread."""
+        if queue is LATENCY:
+            self._ready.append(callback)
+        else:
+            self._queues.add(queue, callback)
+        if self.parked:
+            self.wake()
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Run callback() once, `delay_s` seconds from now."""
+        return self.timers.call_at(self.clock() + delay_s, callback)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], waiter: Waiter | None = None, queue: TaskClass = LATENCY) -> Task:
+        """Drive a coroutine, all its steps in one class. The first runs now, so that one that never waits costs no turn; that of
+        another class than LATENCY waits its turn, as it may be all the work there is."""
+        if queue is LATENCY:
+            task = Task(coroutine=coroutine, schedule=self.call_soon, waiter=waiter, context=CONTEXT.value)
+            task.step()
+        else:
+            schedule = partial(self.call_soon, queue=queue)
+            task = Task(coroutine=coroutine, schedule=schedule, waiter=waiter, context=CONTEXT.value)
+            task.schedule(task.step)
+        return task
+
+    def sleep(self, delay_s: float) -> Future:
+        """A future done in `delay_s` seconds."""
+        future = Future()
+        self.call_later(delay_s, lambda: future.set_result(None))
+        return future
+
+    # -- turning -----------------------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> int:
+        """One turn: bounded, never waits; the number of things done."""
+        self.turns += 1
+        work = 0
+        for poll in self._polls:
+            work += poll()
+        if self._ready or self._others:
+            work += self._run_ready()
+        heap = self._timers_heap
+        if heap and heap[0][0] <= now:
+            work += self.timers.fire(now, TIMERS_MAX)
+        self._until_descriptors -= work or 1
+        if self._until_descriptors < 0 or self.warm_turns or not self._polls:
+            self._until_descriptors = DESCRIPTOR_TURNS
+            if self.warm_turns:
+                self._cool(1)
+            work += self._poll_descriptors(0)
+        if work:
+            self.busy_turns += 1
+        return work
+
+    def spin(self, turns: int) -> int:
+        """Ask the sources alone, and descriptors while they are warm, up to `turns` times until something is found; whether.
+
+        What a short wait costs: no clock, no timers, no tasks. Now and then it answers 0 at once, for a whole turn to be due.
+        Where there are no sources, descriptors are all there is to ask; where there are, descriptors are due after a spin.
+        """
+        if self._ready or self._others or self._spin_work <= 0:
+            self._spin_work = SPIN_WORK_MAX
+            return 0
+        polls = self._polls
+        if self.warm_turns:
+            return self._spin_warm(turns)
+        if len(polls) == 1:
+            poll = polls[0]
+            for _ in range(turns):
+                work = poll()
+                if work:
+                    self._spin_work -= work
+                    return 1
+        elif polls:
+            for _ in range(turns // len(polls)):
+                for poll in polls:
+                    work = poll()
+                    if work:
+                        self._spin_work -= work
+                        return 1
+        else:
+            return self._spin_warm(turns // COLD_LOOK_COST)
+        self._until_descriptors = 0
+        return 0
+
+    def _spin_warm(self, turns: int) -> int:
+        """As spin(), with a look at the descriptors each time: at the warm ones, or at all where none is."""
+        if self.closed:
+            return 0
+        polls = self._polls
+        look, look_at_all = self._warm.poll, self._epoll.poll
+        some_warm = bool(self._warm_descriptors)
+        until_all = self._until_descriptors if some_warm else 0
+        for _ in range(turns):
+            for poll in polls:
+                work = poll()
+                if work:
+                    self._spin_work -= work
+                    return 1
+            if until_all > 0:
+                until_all -= 1
+                events = look(0)
+                if events:
+                    for fd, event in events:  # as _dispatch(), without the call, and warm already
+                        callback = self._callbacks.get(fd)
+                        if callback is not None:
+                            callback(event)
+                    self.warm_turns = WARM_TURNS
+                    self._until_descriptors = until_all
+                    self._spin_work -= len(events)
+                    return 1
+            else:
+                self._until_recount -= 1
+                if self._until_recount <= 0:
+                    self._forget_warm()
+                    look, some_warm = self._warm.poll, False
+                if some_warm:
+                    self._until_descriptors = until_all = DESCRIPTOR_TURNS
+                events = look_at_all(0, EVENTS_MAX)
+                if events:
+                    self._spin_work -= len(events)
+                    self._dispatch(events)
+                    return 1
+        self._until_descriptors = until_all
+        self._cool(turns)
+        return 0
+
+    def _warm_up(self, fd: int) -> None:
+        """It spoke: it may again, soon."""
+        self.warm_turns = WARM_TURNS
+        if self._crowded or fd in self._warm_descriptors:
+            return
+        if len(self._warm_descriptors) < WARM_DESCRIPTORS_MAX:
+            self._warm_descriptors.add(fd)
+            self._warm.register(fd, self._lively[fd])
+        else:
+            self._forget_warm()
+            self._crowded = True
+
+    def _cool(self, turns: int) -> None:
+        """So many turns have looked and found nothing."""
+        self.warm_turns = left = max(0, self.warm_turns - turns)
+        if not left:
+            self._forget_warm()
+
+    def _forget_warm(self) -> None:
+        self._crowded = False
+        self._until_recount = RECOUNT_LOOKS
+        self._warm_descriptors.clear()
+        self._warm = select.poll()
+
+    def _run_ready(self) -> int:
+        if self._others:
+            return self._queues.run(READY_STEPS_MAX, TURN_SLICE_S)
+        ready = self._ready
+        steps = len(ready)
+        if steps == 1:
+            ready.popleft()()
+            return 1
+        if steps > READY_STEPS_MAX:
+            steps = READY_STEPS_MAX
+        take = ready.popleft
+        for done in range(steps):
+            try:
+                step = take()
+            except IndexError:  # a step waited and so turned the reactor deeper, which ran the others
+                return done
+            step()
+        return steps
+
+    def _poll_descriptors(self, timeout_s: float) -> int:
+        if self.closed:  # by something that this very turn ran
+            return 0
+        events = self._epoll.poll(timeout_s, EVENTS_MAX)
+        self._dispatch(events)
+        return len(events)
+
+    def _dispatch(self, events: list[tuple[int, int]]) -> None:
+        for fd, event in events:
+            callback = self._callbacks.get(fd)
+            if callback is not None:  # an earlier callback of this batch may have closed it
+                if fd in self._lively:
+                    self._warm_up(fd)
+                callback(event)
+
+    def park(self, timeout_s: float) -> None:
+        """Wait for a doorbell, a descriptor, a timer or wake(), at most `timeout_s` seconds.
+
+        What came is found by the next poll(): by its sources first, as a doorbell says that one of them has work, and reading the
+        bell takes longer than that. The kernel counts milliseconds here and rounds up: a timer may fire that much late.
+        """
+        events: list[tuple[int, int]] = []
+        try:
+            rest_s = self.announce(timeout_s)
+            if rest_s is None:
+                return
+            self.parks += 1
+            events = self._epoll.poll(rest_s, EVENTS_MAX)
+            if not events and self._fence and self._sources_have_work():
+                events = self._epoll.poll(LATE_BELL_S, EVENTS_MAX)
+                self.late_wakes += not events
+            self.wakeups += bool(events)
+        finally:
+            self.unannounce(bool(events))
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when a doorbell, a descriptor or wake() wants a turn; sources do after announce()."""
+        return self._epoll.fileno()
+
+    def announce(self, timeout_s: float) -> float | None:
+        """Nobody turns from now on: let peers ring, and call_soon(). Seconds until a turn is due in any case, at
+        most `timeout_s`; None: there is work at once. Whoever turns next calls unannounce(), either way.
+
+        The other half of park(), for those who wait for fileno() elsewhere.
+        """
+        deadline = self.timers.next_deadline()
+        if deadline is not None:
+            timeout_s = min(timeout_s, max(0.0, deadline - self.clock()))
+        self.parked = True  # first: from here on call_soon() in another thread rings
+        timeout_s = self._announce_sleep(timeout_s)
+        if self.closed or self._ready or self._others or self._sources_have_work():
+            return None
+        return timeout_s
+
+    def unannounce(self, look: bool) -> None:
+        """Somebody turns again: nobody needs to ring. `look`: at the descriptors, in the very next turn."""
+        self.parked = False
+        for source in self._sources:
+            source.prepare_sleep(False)
+        if look:
+            self._until_descriptors = 0
+
+    def _announce_sleep(self, timeout_s: float) -> float:
+        """Tell every source, and every processor; how long it may last."""
+        for source in self._sources:
+            timeout_s = min(timeout_s, source.prepare_sleep(True))
+        if self._sources:
+            if self._fence:
+                memory_order.fence_all()
+            else:
+                timeout_s = min(timeout_s, memory_order.SLEEP_WITHOUT_FENCE_S)
+        return timeout_s
+
+    def _sources_have_work(self) -> bool:
+        return any(source.has_work() for source in self._sources)
+
+    def wake(self) -> None:
+        """End a park() early, or the next one. From any thread, signal handler or destructor."""
+        bell = self._bell  # held, so that it is not closed under the write
+        if bell is not None:
+            os.eventfd_write(bell.fd, 1)
+
+    def _drain_bell(self) -> None:
+        bell = self._bell
+        assert bell is not None
+        try:
+            os.eventfd_read(bell.fd)
+        except BlockingIOError:
+            return  # another turn read it
+
+    def close(self) -> None:
+        """Let go of the epoll, and of tasks that never began; sources and descriptors are closed by who owns them."""
+        if self.closed:
+            return
+        self.closed = True
+        self._epoll.close()
+        self._bell = None
+        self._callbacks.clear()
+        self._lively.clear()
+        self._forget_warm()
+        self._sources.clear()
+        self._polls = []
+        for step in self._queues.take_all():
+            task = getattr(step, "__self__", None)
+            if isinstance(task, Task):
+                task.drop()

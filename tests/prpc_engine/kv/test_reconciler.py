@@ -1,0 +1,416 @@
+"""One server's keeper and filler beside a placement that others change, and a master that is away at the worst moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from prpc_engine.errors import DeadlineExceeded, MaybeExecuted, RpcError
+from prpc_engine.kv import Constant, ElasticServer, Sgd
+from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.replication.partition_router import TableHost
+from prpc_engine.kv.replication.reconciler import Keeper
+from prpc_engine.kv.replication.replica import Hosted, Moved
+from prpc_engine.kv.replication.replication_log import Stream
+from prpc_engine.kv.replication.state_transfer import Outgoing
+from prpc_engine.kv.schema.placement import Placed, Placement, plan
+from prpc_engine.kv.schema.table_spec import SparseSpec
+from prpc_engine.kv.server.server import TableShard
+from shard import Future
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+
+ME, OTHER, THIRD = 1, 2, 3
+TABLE = SparseSpec("t", 0, 1, Sgd(1.0), Constant(), 1)
+
+
+class Node:
+    """A placement node of a master without network. forbid(placement): raised instead of setting that one."""
+
+    path = "/tables"
+
+    def __init__(self, placement: Placement, alive: list[int]) -> None:
+        self.placement, self.version, self.alive = placement, 1, alive
+        self.forbid: Callable[[Placement], Exception | None] = lambda _: None
+        self._lock = threading.Lock()
+
+    def read(self) -> tuple[Placement, int]:
+        with self._lock:
+            return self.placement, self.version
+
+    def try_change(self, placement: Placement, version: int) -> int | None:
+        with self._lock:
+            error = self.forbid(placement)
+            if error is not None:
+                raise error
+            if version != self.version:
+                return None
+            self.placement, self.version = placement, version + 1
+            return self.version
+
+    def servers(self) -> list[int]:
+        return self.alive
+
+
+class Nobody:
+    """A client of servers that do not answer."""
+
+    def call_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = 30.0) -> Any:
+        raise DeadlineExceeded(f"server {server_id} does not answer")
+
+
+def run_now(function: Callable[[Future], object]) -> Future:
+    done = Future()
+    try:
+        function(done)
+    except RpcError as error:
+        done.set_error(error)
+    return done
+
+
+@contextmanager
+def kept(node: Node, make_shard: Callable[[], TableShard] = TableShard) -> Iterator[Keeper]:
+    """A running keeper of server ME."""
+    host = TableHost(make_shard, lambda: keeper.look())
+    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    host.server_id, host.send = ME, lambda *_: Future()
+    keeper.start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
+        keeper.join()
+
+
+def test_a_master_that_did_not_hear_that_a_partition_is_loaded_is_told_again() -> None:
+    node = Node(Placement((Placed(ME, loading=True),)), [ME])
+    failures = [DeadlineExceeded("the master is away")]
+    node.forbid = lambda placement: failures.pop() if failures and not placement.partitions[0].loading else None
+    with kept(node):
+        wait_until(lambda: not node.placement.partitions[0].loading, "the partition is said to be loaded")
+    assert not failures
+
+
+def test_a_partition_is_said_to_be_loaded_also_when_it_got_an_heir_meanwhile() -> None:
+    node = Node(Placement((Placed(ME, loading=True),)), [ME, OTHER])
+    loading, go_on = threading.Event(), threading.Event()
+
+    def make_late() -> TableShard:
+        loading.set()
+        assert go_on.wait(PATIENCE_S)
+        return TableShard()
+
+    with kept(node, make_late):
+        assert loading.wait(PATIENCE_S)
+        node.placement, node.version = msgspec.structs.replace(node.placement, draining=(ME,)), node.version + 1
+        wait_until(lambda: node.placement.partitions[0].heir == OTHER, "an heir")
+        go_on.set()
+        wait_until(lambda: not node.placement.partitions[0].loading, "the partition is said to be loaded")
+
+
+def test_a_server_that_is_leaving_says_so_again_where_that_was_forgotten_while_it_seemed_dead() -> None:
+    node = Node(Placement((Placed(OTHER),)), [ME, OTHER])
+    with kept(node) as keeper:
+        keeper.drain()
+        assert node.placement.draining == (ME,)
+        node.placement, node.version = Placement((Placed(OTHER),)), node.version + 1
+        wait_until(lambda: node.placement.draining == (ME,), "the word")
+
+
+def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(caplog: pytest.LogCaptureFixture) -> None:
+    host, _ = primary_of(Placed(ME))
+    old, new = Placement((Placed(ME),)), Placement((Placed(OTHER, epoch=2),))
+    node = Node(old, [ME, OTHER])
+    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+
+    def while_the_filler_goes_on() -> list[int]:
+        node.placement, node.version = new, 2
+        keeper._tell_host(new, 2, 0.0)
+        return [ME, OTHER]
+
+    node.servers = while_the_filler_goes_on  # type: ignore[method-assign]
+    keeper._look()
+    assert not host.hosted
+    assert keeper.placement is new
+    assert "it is lost" not in caplog.text
+
+
+def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.write_text("what is no folder now")
+    placed = Placed(ME, loading=True)
+    node, host = Node(Placement((placed,)), [ME]), TableHost(TableShard, lambda: None)
+    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, str(folder))  # type: ignore[arg-type]
+    host.server_id, host.send = ME, lambda *_: Future()
+    keeper._tell_host(node.placement, 1, 0.0)
+    with pytest.raises(CheckpointError, match="cannot be read: Not a directory"):
+        keeper._load(0, placed)
+    assert not host.hosted
+    folder.unlink()
+    assert keeper._load(0, placed) == -1
+    assert list(host.hosted) == [0]
+
+
+class Copied:
+    """A primary from which ME is filled. The keeper is told to stop as the first piece is read."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        shard = TableShard()
+        shard.create_table(TABLE.to_dict())
+        shard.push("t", np.arange(2), np.ones((2, 1), np.float32))
+        self.outgoing = Outgoing(shard)
+        self.stop: Callable[[], None]
+
+    def call_to(self, server_id: int, method: str, /, *_: Any, timeout_s: float = 30.0) -> Any:
+        self.asked.append(method)
+        if method == "copy_begin":
+            return self.outgoing.description | {"applied": 1}
+        self.stop()
+        return self.outgoing.read()
+
+
+def test_a_server_that_is_closed_as_it_is_filled_does_not_say_that_it_has_everything() -> None:
+    copied = Copied()
+    host = TableHost(TableShard, lambda: None)
+    node = Node(Placement((Placed(OTHER, joining=(ME,)),), 1), [ME, OTHER])
+    keeper = Keeper(node, host, copied, run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    host.server_id, host.send, copied.stop = ME, lambda *_: Future(), keeper.stop
+    keeper.start()
+    wait_until(lambda: keeper._closed, "the first piece")
+    keeper.join()
+    assert copied.asked == ["copy_begin", "copy_read"]
+    assert not host.hosted
+
+
+class Late:
+    """The way to a primary's host: what was asked first of a copy comes there when the next one has begun, as of a connection
+    that was lost meanwhile."""
+
+    def __init__(self, host: TableHost, method: str) -> None:
+        self.host, self.method = host, method
+        self.asked: tuple[Any, ...] | None = None
+
+    def call_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = 30.0) -> Any:
+        if method == self.method and self.asked is None:
+            self.asked = args
+            raise MaybeExecuted("the connection was lost")
+        answer = getattr(self.host, method)(*args)
+        if method == "copy_begin" and self.asked:
+            with suppress(Moved):
+                getattr(self.host, self.method)(*self.asked)
+        return answer
+
+
+@pytest.mark.parametrize("method", ["copy_read", "copy_end"])
+def test_what_was_asked_of_a_copy_that_was_begun_anew_takes_nothing_from_that_one(method: str) -> None:
+    placed = Placed(ME, joining=(OTHER,))
+    host, hosted = primary_of(placed)
+    push(host, 1, "apply_replicated")
+    filled = TableHost(TableShard, lambda: None)
+    filled.server_id, filled.send = OTHER, lambda *_: Future()
+    filled.learn(Placement((placed,)), 1, 1.0)
+    node = Node(Placement((placed,)), [ME, OTHER])
+    keeper = Keeper(node, filled, Late(host, method), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    with pytest.raises(MaybeExecuted):
+        keeper._copy(0, placed)
+    push(host, 2, "apply_replicated")
+    keeper._copy(0, placed)
+    assert filled.hosted[0].shard.pull("t", np.arange(2)).tolist() == [[-2], [-2]]
+    assert hosted.streams[OTHER].has_caught_up
+
+
+def test_a_copy_is_there_until_another_has_taken_its_place() -> None:
+    host, hosted = primary_of(Placed(ME))
+    there: list[Hosted | None] = []
+    hosted.leave = lambda: there.append(host.hosted.get(0))  # type: ignore[method-assign]
+    host.put(0, 1, TableShard(), 0, -1)
+    assert there == [hosted]
+
+
+def push(host: TableHost, number: int, method: str = "apply") -> Future:
+    answer = getattr(host, method)(0, 1, 7, number, "push", "t", np.arange(2), np.ones((2, 1), np.float32))
+    assert isinstance(answer, Future)
+    return answer
+
+
+def done() -> Future:
+    answer = Future()
+    answer.set_result(None)
+    return answer
+
+
+def primary_of(placed: Placed) -> tuple[TableHost, Hosted]:
+    host = TableHost(TableShard, lambda: None, clock=lambda: 0.0)
+    host.server_id, host.send = ME, lambda *_: Future()
+    host.learn(Placement((placed,)), 1, 1.0)
+    host.put(0, placed.epoch, TableShard(), 0, -1)
+    host.hosted[0].shard.create_table(TABLE.to_dict())
+    return host, host.hosted[0]
+
+
+@pytest.mark.parametrize("method", ["apply", "apply_replicated"])
+def test_a_push_that_a_save_holds_goes_elsewhere_when_its_partition_does(method: str) -> None:
+    host, hosted = primary_of(Placed(ME))
+    hosted.shard.checkpoint_enter("0" * 16, "/nowhere")
+    held = push(host, 1, method)
+    host.learn(Placement((Placed(OTHER, epoch=2),)), 2, 1.0)
+    assert isinstance(held.error(), Moved)
+    hosted.shard.checkpoint_release("0" * 16)
+    assert hosted.shard.statistics()["t"]["pushes"] == 0
+
+
+def test_what_a_save_held_is_held_no_longer_where_the_partition_was_handed_over_and_others_count_on_the_copy() -> None:
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
+    hosted.shard.checkpoint_enter("0" * 16, "/nowhere")
+    host.learn(Placement((Placed(OTHER, epoch=2, replicas=(ME,)),)), 2, 1.0)
+    change = 7, 1, "t", None, np.arange(2), np.ones((2, 1), np.float32)
+    assert host.follow(0, 2, 1, "replay", *change) is None  # so the push is acknowledged as replicated
+    host.learn(Placement((Placed(ME, epoch=3),)), 3, 1.0)  # and the other one dies
+    assert host.pull(0, 3, "t", np.arange(2)).tolist() == [[-1], [-1]]
+
+
+def test_tables_are_not_replaced_in_a_partition_whose_heir_is_about_to_have_it() -> None:
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,), heir=OTHER))
+    handed = Future()
+    hosted.hand_over(handed)
+    assert handed.result()
+    with pytest.raises(Moved, match="being handed over"):
+        host.methods()["checkpoint_swap"](0, 1, "0" * 16)
+
+
+def test_a_replica_that_is_being_copied_anew_has_not_what_it_is_yet_to_read() -> None:
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
+    hosted.streams[OTHER].fail("it has forgotten all")
+    answer = push(host, 1, "apply_replicated")
+    begun = host.copy_begin(0, 1, OTHER)  # it has not heard that it is a replica, and the master not that it cannot be one
+    assert host.copy_read(0, 1, OTHER, begun["copy"]) is not None
+    assert not push(host, 2, "apply_replicated").done()
+    assert not answer.done()
+    assert hosted.look_at_streams(0.0) == ([], [OTHER])  # the master is told
+
+
+def test_a_replica_that_is_none_any_more_is_copied_from_the_beginning_as_it_drops_what_it_has() -> None:
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
+    hosted.streams[OTHER].fail("it has forgotten all")
+    copy = host.copy_begin(0, 1, OTHER)["copy"]
+    host.learn(Placement((Placed(ME, joining=(OTHER,)),)), 2, 1.0)
+    with pytest.raises(Moved, match="begin again"):
+        host.copy_end(0, 1, OTHER, copy)
+
+
+def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_is_heard_meanwhile() -> None:
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,), joining=(THIRD,)))
+    hosted.end_copy(THIRD, hosted.begin_copy(THIRD)["copy"])
+    hosted.promised.add(THIRD)
+    host.learn(Placement((Placed(ME, replicas=(OTHER,), joining=(THIRD, 4)),)), 2, 1.0)
+    hosted.streams[THIRD].fail("it was stopped")
+    answer = push(host, 1, "apply_replicated")
+    hosted.streams[OTHER]._answered(1, done())
+    assert not answer.done()
+
+
+@pytest.mark.parametrize("placed", [Placed(ME, replicas=(OTHER,)), Placed(ME, joining=(OTHER,), spares=(OTHER,))])
+def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed: Placed) -> None:
+    host, hosted = primary_of(placed)
+    node = Node(Placement((placed,), replicas=1), [ME, OTHER])
+    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    hosted.replace_all("load", 7)
+    assert hosted.is_settled("load") is False
+    keeper._look()
+    assert node.placement.partitions[0] == Placed(ME, epoch=2, joining=(OTHER,), restored="load", step=7)
+    hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
+    for _ in range(2):  # what is copied after that counts
+        keeper._look()
+    assert node.placement.partitions[0] == Placed(ME, epoch=2, replicas=(OTHER,), restored="load", step=7)
+    assert hosted.is_settled("load") is True
+    assert hosted.is_settled("another") is None
+
+
+def test_a_restore_that_comes_while_the_master_is_told_of_the_one_before_is_told_as_well() -> None:
+    host, hosted = primary_of(Placed(ME))
+    hosted.replace_all("first", 1)
+    hosted.replace_all("second", 2)
+    host.learn(Placement((Placed(ME, epoch=2, restored="first", step=1),)), 2, 1.0)
+    assert hosted.restored == ("second", 2)
+    host.learn(Placement((Placed(ME, epoch=3, restored="second", step=2),)), 3, 1.0)
+    assert hosted.restored == ("", -1)
+
+
+def test_a_restore_that_was_lost_with_its_server_is_not_taken_for_done() -> None:
+    lost = plan(Placement((Placed(OTHER, restored="load", step=7),)), [ME]).partitions[0]
+    assert (lost.restored, lost.history) == ("", 1)
+
+
+def test_a_partition_whose_heir_was_taken_back_at_the_last_moment_was_not_handed_over() -> None:
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,), heir=OTHER))
+    node = Node(Placement((Placed(ME, replicas=(OTHER,)),)), [ME, OTHER])
+    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    keeper._hand_over(0, hosted.placed, hosted)
+    assert keeper.hand_overs == 0
+    assert not hosted.is_handing_over
+
+
+def test_a_stream_that_was_interrupted_with_nothing_to_send_is_as_good_as_new() -> None:
+    calls: dict[int, Future] = {}
+    stream = Stream(0, lambda number, _: calls.setdefault(number, Future()), lambda _: None, None)
+    for number in (1, 2):
+        stream.forward(number, ("apply",))
+    calls[2].set_result(None)
+    calls.pop(1).set_error(MaybeExecuted("its lane was cut"))
+    stream.resume(0.0)
+    stream.forward(3, ("apply",))
+    calls.pop(3).set_error(MaybeExecuted("much later"))
+    stream.resume(100.0)
+    assert not stream.failure
+    calls[3].set_result(None)
+    assert stream.acked == 3
+
+
+class Raced(Hosted):
+    """While somebody looks at it, it applies a push that its replica answers, and another server is made its primary."""
+
+    streams: Any
+    is_raced = False
+
+    def __getattribute__(self, name: str) -> Any:
+        seen = super().__getattribute__(name)
+        if name == "applied" and self.is_raced:
+            self.applied = seen + 1
+            self.streams[OTHER].acked = seen + 1
+        if name == "placed" and self.is_raced:
+            self.placed = msgspec.structs.replace(seen, primary=OTHER)
+        return seen
+
+
+def test_statistics_of_a_partition_that_goes_on_meanwhile_are_those_of_one_moment_each() -> None:
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
+    hosted.__class__ = Raced
+    hosted.is_raced = True  # type: ignore[attr-defined]
+    server: Any = SimpleNamespace(_host=host, _keeper=SimpleNamespace(hand_overs=0))
+    found = ElasticServer.statistics(server)
+    assert (found.primaries, found.copies, found.lag) == ((0,), (), 0)
+
+
+def test_a_server_closes_though_its_reactor_is_too_busy_to_let_go_of_what_it_has() -> None:
+    host, _ = primary_of(Placed(ME))
+    later: list[Callable[[Future], object]] = []
+
+    def be_busy(function: Callable[[Future], object]) -> Future:
+        later.append(function)
+        answer = Future()
+        answer.set_error(TimeoutError("it has something else to do"))
+        return answer
+
+    node = Node(Placement((Placed(ME),)), [ME])
+    Keeper(node, host, Nobody(), be_busy, 0.2, lambda _: None, None).stop()  # type: ignore[arg-type]
+    assert host.hosted
+    later[0](Future())
+    assert not host.hosted

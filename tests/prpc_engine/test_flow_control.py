@@ -1,0 +1,131 @@
+"""The two halves of a stream put in order what lanes of a connection mixed up, and end when all is there."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from prpc_engine.rpc.flow_control import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
+from prpc_engine.rpc.stream import Stream, stream_call
+from tests.helpers import ManualWaiter
+
+
+def taken(inbox: Inbox) -> list[Any]:
+    """All that can be had without waiting; "end" or the error when that follows."""
+    found: list[Any] = []
+    while True:
+        try:
+            there, item = inbox.take()
+        except StopIteration:
+            return [*found, "end"]
+        except RuntimeError as error:
+            return [*found, str(error)]
+        if not there:
+            return found
+        found.append(item)
+
+
+def new_inbox() -> Inbox:
+    return Inbox(None, lambda items: None)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_items_come_out_in_the_order_of_their_numbers(order: tuple[int, ...]) -> None:
+    inbox = new_inbox()
+    for number in order:
+        assert inbox.put(number, f"item {number}")
+    assert taken(inbox) == ["item 0", "item 1", "item 2", "item 3"]
+
+
+# END goes over every lane, ahead of the answer: it is there first.
+ARRIVALS = [order for order in itertools.permutations(["end", "answer", 0, 1]) if order.index("end") < order.index("answer")]
+
+
+@pytest.mark.parametrize("order", ARRIVALS)
+def test_the_end_comes_after_all_items_whatever_overtook_them(order: tuple[Any, ...]) -> None:
+    inbox = new_inbox()
+    for what in order:
+        if what == "end":
+            assert inbox.expect(2)
+        elif what == "answer":
+            inbox.finish(RuntimeError("broken"))
+        else:
+            assert inbox.put(what, what)
+    assert inbox.finished
+    assert taken(inbox) == [0, 1, "broken"]
+
+
+def test_without_end_what_came_is_all_there_is() -> None:
+    inbox = new_inbox()
+    inbox.put(0, "a")
+    inbox.finish()
+    assert taken(inbox) == ["a", "end"]
+
+
+def test_a_connection_that_is_gone_cuts_what_was_still_to_come() -> None:
+    inbox = new_inbox()
+    inbox.put(0, "a")
+    inbox.put(2, "c")
+    inbox.expect(3)
+    inbox.finish()
+    assert taken(inbox) == ["a"]
+    inbox.cut(RuntimeError("gone"))
+    assert taken(inbox) == ["gone"]
+
+
+def test_an_item_may_come_as_another_thread_gives_the_stream_up() -> None:
+    class Early(dict[int, Any]):
+        """Between the look at an item that came early and its being taken."""
+
+        def __contains__(self, number: object) -> bool:
+            found = super().__contains__(number)
+            if found:
+                inbox.finish(RuntimeError("given up"))
+            return found
+
+    inbox = new_inbox()
+    assert inbox.put(1, "b")
+    inbox._early = Early(inbox._early)
+    assert inbox.put(0, "a")
+    assert taken(inbox) == ["a", "b", "given up"]
+
+
+def test_numbers_begin_anew_after_the_largest() -> None:
+    inbox = new_inbox()
+    inbox._next = NUMBER_MASK
+    assert inbox.put(0, "second")
+    assert inbox.put(NUMBER_MASK, "first")
+    assert inbox.expect(1)
+    inbox.finish()
+    assert taken(inbox) == ["first", "second", "end"]
+
+
+@pytest.mark.parametrize("number", [0, 2, WINDOW_ITEMS + 1, NUMBER_MASK])
+def test_an_item_twice_or_without_credit_is_refused(number: int) -> None:
+    inbox = new_inbox()
+    assert inbox.put(0, "a")
+    assert inbox.put(2, "c")
+    assert not inbox.put(number, "again")
+    assert not inbox.expect(WINDOW_ITEMS + 2), "more than could be under way"
+
+
+def test_a_window_counts_what_was_sent_and_not_what_was_tried() -> None:
+    window = Window(None, 1)
+    assert window.take() is None
+    assert window.take() is None, "sending failed: the credit is still there"
+    window.sent += 1
+    waiting = window.take()
+    assert waiting is not None
+    window.grant(1)
+    assert waiting.done()
+    assert window.take() is None
+
+
+def test_who_gives_up_waiting_for_credit_again_and_again_leaves_nothing_behind() -> None:
+    stream = Stream(stream_call(ManualWaiter()))
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            stream.send("item", timeout_s=0.0)
+    assert not stream._window._waiting

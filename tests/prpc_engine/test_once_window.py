@@ -1,0 +1,153 @@
+"""What is remembered of calls that must not run twice: nothing that ran runs again, however little is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prpc_engine.rpc.once import ANSWER_SHARE, Identity, Window
+
+CALLER = 77
+
+
+def window_of(answers: int, answers_max: int = 4, bytes_max: int = 1000, keep_s: float = 10.0) -> Window[str, str]:
+    """One in which calls 1, 2, ... were answered at 1.0, 2.0, ... seconds, with 10 bytes each."""
+    window: Window[str, str] = Window(answers_max, bytes_max, keep_s, callers_max=2)
+    for number in range(1, answers + 1):
+        answer(window, (CALLER, number), float(number))
+    return window
+
+
+def answer(window: Window[str, str], call: Identity, now: float, nbytes: int = 10) -> None:
+    assert window.refusal(call, False) is None
+    window.begin(call, "job")
+    window.answered(call, f"answer to {call[1]}", nbytes, now)
+
+
+def known(window: Window[str, str]) -> Iterator[int]:
+    return (number for number in range(1, 20) if window.find((CALLER, number)) is not None)
+
+
+def test_a_call_runs_until_it_is_answered_and_its_answer_is_there_for_who_asks_again() -> None:
+    window = window_of(0)
+    window.begin((CALLER, 1), "job")
+    entry = window.find((CALLER, 1))
+    assert entry is not None and (entry.running, entry.answer) == ("job", None)
+    window.answered((CALLER, 1), "answer", 10, 0.0)
+    entry = window.find((CALLER, 1))
+    assert entry is not None and (entry.running, entry.answer) == (None, "answer")
+    assert window.refusal((CALLER, 1), True) is None
+
+
+def test_another_caller_may_use_the_same_number() -> None:
+    window = window_of(1)
+    assert window.find((CALLER + 1, 1)) is None
+    assert window.refusal((CALLER + 1, 1), True) is None
+
+
+def test_what_was_dropped_before_it_ran_may_run() -> None:
+    window = window_of(0)
+    window.begin((CALLER, 1), "job")
+    window.drop((CALLER, 1))
+    assert window.find((CALLER, 1)) is None
+    assert window.refusal((CALLER, 1), True) is None
+
+
+@pytest.mark.parametrize(
+    ("window", "left"),
+    [
+        (window_of(6), [3, 4, 5, 6]),
+        (window_of(6, answers_max=100, bytes_max=35), [4, 5, 6]),
+        (window_of(6, answers_max=100, keep_s=1.5), [5, 6]),
+        (window_of(6, answers_max=0), []),
+    ],
+    ids=["answers", "bytes", "seconds", "none at all"],
+)
+def test_the_oldest_answers_are_forgotten_counted_and_refused_when_they_are_asked_for(
+    window: Window[str, str], left: list[int]
+) -> None:
+    assert list(known(window)) == left
+    assert window.forgotten == 6 - len(left)
+    assert window.nbytes == 10 * len(left) == 10 * len(window)
+    assert "it may have run before what is remembered" in (window.refusal((CALLER, 6 - len(left)), True) or "")
+    assert window.refusal((CALLER, 7), True) is None, "one that never came is not taken for one that was forgotten"
+
+
+def test_what_still_runs_is_never_forgotten() -> None:
+    window = window_of(0)
+    window.begin((CALLER, 1), "slow")
+    for number in range(2, 10):
+        answer(window, (CALLER, number), float(number))
+    assert window.refusal((CALLER, 1), True) is None
+    window.answered((CALLER, 1), "at last", 10, 10.0)
+    assert list(known(window)) == [1, 7, 8, 9]
+
+
+def test_a_huge_answer_is_not_kept_and_leaves_the_others_alone() -> None:
+    window = window_of(1)
+    assert window.answer_bytes_max == 1000 // ANSWER_SHARE
+    window.begin((CALLER, 2), "job")
+    window.answered((CALLER, 2), None, 0, 2.0)
+    assert list(known(window)) == [1, 2]
+    assert "its answer of more than 250 bytes was not kept" in (window.refusal((CALLER, 2), True) or "")
+
+
+def test_once_callers_are_forgotten_the_repeat_of_one_that_is_not_known_is_refused_and_a_new_call_is_not() -> None:
+    window = window_of(0, answers_max=0)
+    for caller in (1, 2):
+        answer(window, (caller, 1), 0.0)
+    assert window.refusal((CALLER, 1), True) is None, "nothing was lost sight of yet"
+    answer(window, (3, 1), 0.0)
+    assert window.refusal((1, 1), True) is not None
+    assert window.refusal((CALLER, 1), True) is not None
+    assert window.refusal((CALLER, 1), False) is None
+    assert window.refusal((3, 2), True) is None, "of this one it is known"
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "answer", "drop"]),
+        st.integers(1, 4),
+        st.integers(1, 12),
+        st.integers(0, 60),
+        st.booleans(),
+    ),
+    max_size=120,
+)
+
+
+@given(steps=STEPS, answers_max=st.integers(0, 5), callers_max=st.integers(1, 4))
+def test_nothing_runs_twice_and_what_is_known_is_right(
+    steps: list[tuple[str, int, int, int, bool]], answers_max: int, callers_max: int
+) -> None:
+    """Against a model that forgets nothing."""
+    window: Window[str, Identity] = Window(answers_max, 100, 30.0, callers_max)
+    running: set[Identity] = set()
+    ran: set[Identity] = set()
+    now = 0.0
+    for what, caller, number, value, is_new in steps:
+        now += value / 10
+        call = caller, number
+        entry = window.find(call)
+        assert (entry is not None and entry.running is not None) == (call in running)
+        if entry is not None and entry.running is None:
+            assert call in ran and entry.answer in (call, None)
+        if what == "ask":
+            is_repeat = call in ran or not is_new  # a node numbers no two calls alike
+            if entry is None and window.refusal(call, is_repeat) is None:
+                assert call not in ran
+                window.begin(call, "job")
+                running.add(call)
+        elif call in running:
+            running.discard(call)
+            if what == "answer":
+                ran.add(call)
+                window.answered(call, call if value <= window.answer_bytes_max else None, value, now)
+            else:
+                window.drop(call)
+        assert len(window) <= answers_max
+        assert window.nbytes <= 100
+    assert window.forgotten == len(ran) - len(window)
