@@ -27,7 +27,7 @@ from prpc_engine.client.client import RpcClient
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from shard import DEFAULT_LIMITS, Connection, Future, Reactor, Slab
 from shard import Node as Identity
 from shard.memory.segment import Segment
@@ -91,7 +91,7 @@ class Both:
         self._ends = connect(self._node.slab, self._served[1])
         for end, reactor in zip(self._ends, (self._node.reactor, self._served[0]), strict=True):
             end.attach(reactor)
-        Peer(self._ends[1], self._served[0], None, {TARGET: Server(SERVICE, 0, TARGET, {METHOD: _echo})}, _ignore)
+        Peer(self._ends[1], self._served[0], None, {TARGET: ServedObject(SERVICE, 0, TARGET, {METHOD: _echo})}, _ignore)
         entry = ServerEntry(SERVICE, 0, TARGET, 0, ())
         self.client = RpcClient(SERVICE, self._node, [entry], lambda: [entry])
         self.client._routes[0].peer = Peer(self._ends[0], self._node.reactor, None, {}, _ignore)

@@ -42,7 +42,7 @@ from prpc_engine.node.slab import default_slab
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 
 from .child import Announce
 from .harness import Candidate, Place, Result, compare
@@ -161,7 +161,7 @@ def open_node(
 ) -> Node:
     """A node with the server that the route leads to, at any port. In a shard there is no driver."""
     node = Node(reactor, driver, slab, b"", shard.DEFAULT_LIMITS, transports, "127.0.0.1", 0)
-    node.servers[Route.target] = Server(NAME, 0, Route.target, {METHOD: lambda payload: payload})
+    node.servers[Route.target] = ServedObject(NAME, 0, Route.target, {METHOD: lambda payload: payload})
     return node
 
 

@@ -94,15 +94,15 @@ def open_node_here(dealer: str, key: bytes, port: int) -> None:
     this = shard.this_shard()
     node = bench_clients.open_node(this.reactor, None, this.slab, transports=())
     this.at_stop(node.close)
-    node.take(shard.DealtPort(dealer, key, ("127.0.0.1", port)))
+    node.take(shard.DistributedPort(dealer, key, ("127.0.0.1", port)))
 
 
 @contextlib.contextmanager
-def one_port(place: Place, shards: int) -> Iterator[tuple[str, shard.ShardGroup, shard.Dealer]]:
+def one_port(place: Place, shards: int) -> Iterator[tuple[str, shard.ShardGroup, shard.SocketDistributor]]:
     """The address of a server of so many shards; the application only hands connections to them."""
     driver = shard.Driver(polling=False)
     node = bench_clients.open_node(driver.reactor, driver, default_slab())
-    dealer = shard.Dealer(driver.reactor)
+    dealer = shard.SocketDistributor(driver.reactor)
     try:
         with shard.ShardGroup(shards, polling=False, pin=pin_application(place), driver=driver) as group:
             address = "tcp://" + node.address("tcp")
@@ -176,7 +176,7 @@ def _warm_up(address: str, shards: int) -> None:
                 submit(peer).result()
 
 
-def wait_until_sum(dealer: shard.Dealer, count: int) -> None:
+def wait_until_sum(dealer: shard.SocketDistributor, count: int) -> None:
     """Until the dealer knows of so many connections: it hears of those that ended later, and counts them once they are dealt.
     Raises TimeoutError."""
     deadline = time.monotonic() + WAIT_S_MAX

@@ -32,7 +32,7 @@ from functools import partial
 import numpy as np
 
 import shard
-from shard.memory.leases import Borrowings, Lendings, Line
+from shard.memory.leases import Borrowings, Lendings, MeetingSocket
 
 from . import bench_ring, in_shard, limits, peers, units
 from .child import pin
@@ -190,7 +190,7 @@ def measure_books(place: Place, effort: Effort) -> Sample:
     slab = shard.Slab()
     size_bytes = LENT_BYTES[0]
     array = slab.empty((size_bytes,), np.uint8)
-    lendings, borrowings = Lendings(slab, "the borrower"), Borrowings(Line(ours), "the lender")
+    lendings, borrowings = Lendings(slab, "the borrower"), Borrowings(MeetingSocket(ours), "the lender")
     found = slab.block_of(array)
     assert found is not None
     memory = slab.segment(found[0].segment).memory

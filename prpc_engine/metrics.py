@@ -51,7 +51,7 @@ from prpc_engine import errors
 from prpc_engine.client.client import ClientStatistics
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster.server import Server
-from prpc_engine.rpc.server import ServerStatistics
+from prpc_engine.rpc.server import ServedStatistics
 from prpc_engine.rpc.timing import MethodTiming
 from prpc_engine.service.service import RpcService
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures, all_ended
@@ -360,7 +360,7 @@ def _read(
         yield _family(f"{what}_{figure.name}", figure.kind, figure.text, names, samples)
 
 
-def _refused(what: str, names: tuple[str, ...], about: Iterable[tuple[tuple[str, ...], ServerStatistics]]) -> Metric:
+def _refused(what: str, names: tuple[str, ...], about: Iterable[tuple[tuple[str, ...], ServedStatistics]]) -> Metric:
     return _family(
         f"{what}_refused",
         "counter",

@@ -65,7 +65,7 @@ from shard.one_line import ONE_LINE, escaped
 from shard.transport import Connection, Listener, Node, Traffic, Transport
 from shard.transport.identity import JOB_SECRET, USER_SECRET, PeerIdentity
 from shard.transport.memory import MemoryTransport, Weather
-from shard.transport.shared_port import Dealer, DealtPort
+from shard.transport.shared_port import DistributedPort, SocketDistributor
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
@@ -75,8 +75,8 @@ __all__ = [
     "CONTEXT",
     "DEFAULT_LIMITS",
     "JOB_SECRET",
-    "ONE_LINE",
     "LATENCY",
+    "ONE_LINE",
     "STALL_BUDGET_S",
     "USER_SECRET",
     "VALUE",
@@ -90,10 +90,10 @@ __all__ = [
     "CoreLocks",
     "CounterRow",
     "Counters",
-    "Dealer",
-    "DealtPort",
+    "DistributedPort",
     "Driver",
     "FailpointError",
+    "ForeignProtocolError",
     "ForkedError",
     "Future",
     "Gate",
@@ -112,7 +112,6 @@ __all__ = [
     "ProtocolError",
     "Reactor",
     "RemoteProtocolError",
-    "ForeignProtocolError",
     "RestartPolicy",
     "Ring",
     "RingConsumer",
@@ -126,6 +125,7 @@ __all__ = [
     "ShmTransport",
     "Slab",
     "SlabStatistics",
+    "SocketDistributor",
     "Task",
     "TaskClass",
     "TcpListener",

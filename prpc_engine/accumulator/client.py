@@ -27,7 +27,7 @@ from prpc_engine import errors
 from prpc_engine.accumulator import snapshot_file
 from prpc_engine.accumulator.aggregator import Aggregator, restored
 from prpc_engine.accumulator.counter import Counter, CounterSet, check_name, default_counters
-from prpc_engine.accumulator.outbox import Batch, Outbox
+from prpc_engine.accumulator.outbox import WriteBatch, WriteOutbox
 from prpc_engine.accumulator.window import UNKNOWN
 from prpc_engine.client.client import RpcClient
 from prpc_engine.client.retry import AT_ONCE
@@ -125,7 +125,7 @@ class _Server:
     """One server as the sender sees it."""
 
     server_id: int
-    outbox: Outbox = field(default_factory=Outbox)
+    outbox: WriteOutbox = field(default_factory=WriteOutbox)
     epoch: int = 0  # 0: never heard of
     retry_at_s: float = 0.0
     retry_s: float = RETRY_S_MIN
@@ -398,7 +398,7 @@ class AccumulatorClient:
             if taken is not None:
                 self._server_of(counter.name).outbox.add(counter, *taken)
 
-    def _batches(self, now_s: float) -> list[tuple[_Server, Batch]]:
+    def _batches(self, now_s: float) -> list[tuple[_Server, WriteBatch]]:
         """What to push now. With the lock held."""
         ready = [(server, server.outbox.head()) for server in self._servers if server.retry_at_s <= now_s]
         return [(server, batch) for server, batch in ready if batch is not None]
@@ -407,13 +407,13 @@ class AccumulatorClient:
         """When a server is next to be told of what waits for it; None: nothing waits. With the lock held."""
         return min((server.retry_at_s for server in self._servers if server.outbox.waiting), default=None)
 
-    def _push(self, batches: Sequence[tuple[_Server, Batch]]) -> None:
+    def _push(self, batches: Sequence[tuple[_Server, WriteBatch]]) -> None:
         """To all servers at once; then see what each says."""
         close_by_s = self._close_by_s
         timeout_s = PUSH_TIMEOUT_S
         if close_by_s is not None:
             timeout_s = max(0.0, min(timeout_s, close_by_s - time.monotonic()))
-        calls: list[tuple[_Server, Batch, Call]] = []
+        calls: list[tuple[_Server, WriteBatch, Call]] = []
         for server, batch in batches:
             try:
                 entries = [entry.to_wire() for entry in batch.entries]
@@ -436,7 +436,7 @@ class AccumulatorClient:
             else:
                 self._answered(server, batch, action, epoch, lost, refused)
 
-    def _answered(self, server: _Server, batch: Batch, action: str, epoch: int, lost: int, refused: dict[int, str]) -> None:
+    def _answered(self, server: _Server, batch: WriteBatch, action: str, epoch: int, lost: int, refused: dict[int, str]) -> None:
         with self._settled:
             if server.epoch not in (0, epoch):
                 self._restarts += 1
@@ -460,7 +460,7 @@ class AccumulatorClient:
                     logger.warning("counter %r was refused: %s", batch.entries[position].counter.name, reason)
             self._settled.notify_all()
 
-    def _failed(self, server: _Server, batch: Batch, error: BaseException) -> None:
+    def _failed(self, server: _Server, batch: WriteBatch, error: BaseException) -> None:
         with self._settled:
             self._failures += 1
             server.failure = str(error)
@@ -478,7 +478,7 @@ class AccumulatorClient:
         if isinstance(error, (errors.NotSent, errors.UnknownService)):
             self._look_up()
 
-    def _drop(self, server: _Server, batch: Batch, reason: str) -> None:
+    def _drop(self, server: _Server, batch: WriteBatch, reason: str) -> None:
         logger.warning(
             "%d values of %d counters are dropped: %s", sum(e.writes for e in batch.entries), len(batch.entries), reason
         )

@@ -23,7 +23,7 @@ ENTRIES_MAX = 256
 
 
 @dataclass
-class Entry:
+class WriteEntry:
     """One counter's share of a batch."""
 
     counter: Counter
@@ -36,19 +36,19 @@ class Entry:
 
 
 @dataclass
-class Batch:
+class WriteBatch:
     """What is pushed at once."""
 
-    entries: list[Entry]
+    entries: list[WriteEntry]
     maybe_applied: bool = False  # it was sent, and no answer came
 
 
-class Outbox:
+class WriteOutbox:
     """See the file's head. Guarded by its owner's lock."""
 
     def __init__(self) -> None:
-        self._pending: dict[str, Entry] = {}
-        self._sealed: deque[Batch] = deque()
+        self._pending: dict[str, WriteEntry] = {}
+        self._sealed: deque[WriteBatch] = deque()
         self._generation = 1  # of what is pending
         self.sequence = 1  # of the first sealed batch
         self.acknowledged = 0  # values
@@ -58,7 +58,7 @@ class Outbox:
         """`writes` more values of a counter; the aggregate is the outbox's from now on."""
         entry = self._pending.get(counter.name)
         if entry is None:
-            self._pending[counter.name] = Entry(counter, aggregate, writes)
+            self._pending[counter.name] = WriteEntry(counter, aggregate, writes)
             return
         try:
             entry.aggregate.merge_aggregator(aggregate)
@@ -67,13 +67,13 @@ class Outbox:
         else:
             entry.writes += writes
 
-    def head(self) -> Batch | None:
+    def head(self) -> WriteBatch | None:
         """What to push now: the batch that has no answer yet, else the next; None when there is nothing."""
         if not self._sealed and self._pending:
             entries = list(self._pending.values())
             self._pending = {}
             self._generation += 1
-            self._sealed.extend(Batch(entries[at : at + ENTRIES_MAX]) for at in range(0, len(entries), ENTRIES_MAX))
+            self._sealed.extend(WriteBatch(entries[at : at + ENTRIES_MAX]) for at in range(0, len(entries), ENTRIES_MAX))
         return self._sealed[0] if self._sealed else None
 
     def answered(self, refused: dict[int, str]) -> None:
@@ -102,8 +102,8 @@ class Outbox:
         if not middle or batch.maybe_applied:
             return False
         self._sealed.popleft()
-        self._sealed.appendleft(Batch(batch.entries[middle:]))
-        self._sealed.appendleft(Batch(batch.entries[:middle]))
+        self._sealed.appendleft(WriteBatch(batch.entries[middle:]))
+        self._sealed.appendleft(WriteBatch(batch.entries[:middle]))
         return True
 
     def drop_all(self) -> int:

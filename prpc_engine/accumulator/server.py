@@ -23,7 +23,7 @@ from prpc_engine.accumulator import snapshot_file, termination
 from prpc_engine.accumulator.aggregator import Aggregator, check_count, describe, restored
 from prpc_engine.accumulator.client import SERVICE_NAME, ask_all
 from prpc_engine.accumulator.counter import NAMES_MAX, check_name
-from prpc_engine.accumulator.window import APPLY, DUPLICATE, Window
+from prpc_engine.accumulator.window import APPLY, DUPLICATE, WriteWindow
 from prpc_engine.client.client import RpcClient
 from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, RpcError, is_number
@@ -50,7 +50,7 @@ class AccumulatorShard:
         self._names_max = names_max
         self._epoch = secrets.randbits(62) | 1  # another one each time a server begins: clients notice
         self._counters: dict[str, Aggregator] = {}
-        self._window = Window()
+        self._window = WriteWindow()
         self._retired = False
         if state is not None:
             self._window.deserialize(state["window"])

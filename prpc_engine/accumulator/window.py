@@ -36,7 +36,7 @@ class Verdict:
     lost: int = 0  # pushes of this client that were counted, and are counted no more
 
 
-class Window:
+class WriteWindow:
     """See the file's head."""
 
     def __init__(self, clients_max: int = CLIENTS_MAX) -> None:

@@ -32,7 +32,7 @@ ClassT = TypeVar("ClassT", bound=type)
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ClassEntry:
     """One class that may travel. `pack` gives a value of other types that may, `unpack` takes it."""
 
     cls: type
@@ -41,8 +41,8 @@ class Entry:
     unpack: Callable[[Any], Any]
 
 
-by_class: dict[type, Entry] = {}
-by_name: dict[str, Entry] = {}
+by_class: dict[type, ClassEntry] = {}
+by_name: dict[str, ClassEntry] = {}
 
 
 def register(
@@ -75,7 +75,7 @@ def register(
         raise ConfigError(f"{cls!r} is registered as {before.name!r}: it cannot have the name {name!r}, too")
     if other is not None:
         by_class.pop(other.cls, None)  # the same class, made again: a module reloaded, a notebook's cell run again
-    by_name[name] = by_class[cls] = Entry(cls, name, pack, unpack)
+    by_name[name] = by_class[cls] = ClassEntry(cls, name, pack, unpack)
     return cls
 
 

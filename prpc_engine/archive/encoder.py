@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine.archive import pickles, tensors
-from prpc_engine.archive.classes import Entry, by_class
+from prpc_engine.archive.classes import ClassEntry, by_class
 from prpc_engine.archive.dtypes import EMPTY_ITEMS_MAX, spec_of, specs
 from prpc_engine.archive.lazy import Handover, Lazy
 from prpc_engine.archive.wire import (
@@ -291,7 +291,7 @@ class Encoder:
             reason = f"is a numpy scalar of dtype {value.dtype}, which cannot be sent: {error}"
             return self._pickled(value, blocks, reason)
 
-    def _registered(self, entry: Entry, value: Any, blocks: Blocks, depth: int) -> Any:
+    def _registered(self, entry: ClassEntry, value: Any, blocks: Blocks, depth: int) -> Any:
         try:
             packed = entry.pack(value)
         except Exception as error:  # a pack of the user's, which may raise anything

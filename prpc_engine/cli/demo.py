@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from prpc_engine.demo.director import Report, State
+    from prpc_engine.demo.director import Report, RunState
 
 DISPLAY_EVERY_S = 0.05
 
@@ -95,7 +95,7 @@ class _Interrupt:
 def run(args: argparse.Namespace) -> int:
     """Exit code: 0 when the cluster learned what one process learns, 1 when not or a server was lost."""
     from prpc_engine.demo.director import run_demo
-    from prpc_engine.demo.settings import Settings
+    from prpc_engine.demo.settings import DemoSettings
 
     replicas = int(args.kill_server) if args.replicas is None else args.replicas
     _check(args, replicas)
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     interrupt = _Interrupt()
     try:
         with _Display(console, interrupt) as display:
-            settings = Settings(epochs=args.epochs)
+            settings = DemoSettings(epochs=args.epochs)
             report = run_demo(
                 args.servers, args.workers, args.shards, args.polling, settings, display.show, replicas, args.kill_server
             )
@@ -176,7 +176,7 @@ class _Display:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, state: State) -> None:
+    def show(self, state: RunState) -> None:
         """Draw; raises KeyboardInterrupt when Ctrl-C was pressed."""
         self._interrupt.check()
         notes = state.notes[self._notes :]

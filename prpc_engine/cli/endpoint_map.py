@@ -17,7 +17,7 @@ from prpc_engine.settings.cluster_spec import ClusterSpec, parse_tf_config
 from prpc_engine.settings.config import check_number
 from prpc_engine.settings.endpoint_map import FILE_NAME, LINE_EXPECTED, EndpointMap, data_endpoints, render
 from prpc_engine.settings.endpoint_map_file import EndpointMapFile
-from prpc_engine.settings.network import ENDPOINT_MAP_FOLDER, Found
+from prpc_engine.settings.network import ENDPOINT_MAP_FOLDER, FoundValue
 from prpc_engine.settings.nodelist import expand_counts, expand_nodes
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _write(path: Path, text: str) -> None:
 def _check(args: argparse.Namespace) -> int:
     if not 0 < args.timeout <= TIMEOUT_S_MAX:
         raise ConfigError(f"--timeout={args.timeout:g}: more than 0 and at most {TIMEOUT_S_MAX:g} seconds are allowed")
-    folder = ENDPOINT_MAP_FOLDER.find(os.environ) if args.dir is None else Found(args.dir, f"--dir={args.dir!r}")
+    folder = ENDPOINT_MAP_FOLDER.find(os.environ) if args.dir is None else FoundValue(args.dir, f"--dir={args.dir!r}")
     file = EndpointMapFile.read(folder)
     endpoint_map = file.parse()
     if endpoint_map is None:

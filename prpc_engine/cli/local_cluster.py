@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from prpc_engine.settings.cluster_spec import CHIEF, EVALUATOR, PS, WORKER
 from prpc_engine.settings.config import check_number
-from prpc_engine.settings.local_job import Job, JobReport, reserved_ports
+from prpc_engine.settings.local_job import JobReport, LocalJob, reserved_ports
 
 TASKS_MAX = 256  # of each job: TensorFlow takes some 300 MB a process
 HOST = "127.0.0.1"
@@ -31,7 +31,7 @@ def run_cluster(
     for job, count in tasks.items():
         check_number(f"tasks of {job}", count, 0, 1 if job in (CHIEF, EVALUATOR) else TASKS_MAX)
     check_number(f"tasks of {CHIEF} and {WORKER}", tasks.get(CHIEF, 0) + tasks.get(WORKER, 0), 1, TASKS_MAX + 1)
-    with reserved_ports(sum(tasks.values())) as reserved, Job(timeout_s) as job_of_all:
+    with reserved_ports(sum(tasks.values())) as reserved, LocalJob(timeout_s) as job_of_all:
         ports = iter(reserved)
         cluster = {job: [f"{HOST}:{next(ports)}" for _ in range(count)] for job, count in tasks.items() if count}
         evaluators = cluster.pop(EVALUATOR, [])  # it talks to nobody: its place is beside the cluster

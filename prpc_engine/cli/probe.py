@@ -18,18 +18,18 @@ RESOLVE_S_MAX = 11.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """What became of one address: whether it is as it should be, and what to tell the user."""
 
     ok: bool
     text: str
 
 
-def probe_all(addresses: Iterable[Address], timeout_s: float, *, connect: bool) -> dict[Address, Answer]:
+def probe_all(addresses: Iterable[Address], timeout_s: float, *, connect: bool) -> dict[Address, ProbeAnswer]:
     """Look up each host and, with `connect`, connect to its port within timeout_s; in the order given."""
-    found: dict[Address, Answer | None] = dict.fromkeys(addresses)
+    found: dict[Address, ProbeAnswer | None] = dict.fromkeys(addresses)
     waiting: queue.SimpleQueue[Address] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[tuple[Address, Answer]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[Address, ProbeAnswer]] = queue.SimpleQueue()
     for address in found:
         waiting.put(address)
 
@@ -51,17 +51,17 @@ def probe_all(addresses: Iterable[Address], timeout_s: float, *, connect: bool) 
         except queue.Empty:
             break
         found[address] = answer
-    return {address: answer or Answer(False, "the resolver does not answer") for address, answer in found.items()}
+    return {address: answer or ProbeAnswer(False, "the resolver does not answer") for address, answer in found.items()}
 
 
-def _probe(address: Address, timeout_s: float, connect: bool) -> Answer:
+def _probe(address: Address, timeout_s: float, connect: bool) -> ProbeAnswer:
     try:
         places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or longer than DNS has
-        return Answer(False, f"does not resolve: {error.strerror if isinstance(error, OSError) else error}")
+        return ProbeAnswer(False, f"does not resolve: {error.strerror if isinstance(error, OSError) else error}")
     hosts = list(dict.fromkeys(str(place[4][0]) for place in places))
     if not connect:
-        return Answer(True, f"resolves to {', '.join(hosts)}")
+        return ProbeAnswer(True, f"resolves to {', '.join(hosts)}")
     refusals = []
     until = time.monotonic() + timeout_s
     for family, kind, protocol, _, place in places:
@@ -70,10 +70,10 @@ def _probe(address: Address, timeout_s: float, connect: bool) -> Answer:
             try:
                 probing.connect(place)
                 if probing.getsockname() != probing.getpeername():  # tcp can meet itself at a port that it chose for us
-                    return Answer(True, f"answers at {place[0]}")
+                    return ProbeAnswer(True, f"answers at {place[0]}")
                 refusals.append(f"{place[0]}: nobody listens")
             except TimeoutError:
                 refusals.append(f"{place[0]}: no answer in {timeout_s:g} s")
             except OSError as error:
                 refusals.append(f"{place[0]}: {error.strerror}")
-    return Answer(False, "; ".join(refusals))
+    return ProbeAnswer(False, "; ".join(refusals))

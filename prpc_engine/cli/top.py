@@ -20,7 +20,7 @@ import msgspec
 
 from prpc_engine import cli, errors
 from prpc_engine.cli.console import make_console
-from prpc_engine.cli.top_table import HEADINGS, Answer, Row, cells, rows
+from prpc_engine.cli.top_table import HEADINGS, NodeAnswer, Row, cells, rows
 from prpc_engine.cli.visitor import visiting_node
 from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import DEFAULT_ROOT
@@ -84,7 +84,7 @@ def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None,
         ThreadPoolExecutor(ASKED_AT_ONCE_MAX, "prpc-top") as pool,
     ):
 
-        def look() -> tuple[float, list[Answer]]:
+        def look() -> tuple[float, list[NodeAnswer]]:
             return time.monotonic(), list(pool.map(partial(_ask, node), _processes(master)))
 
         then, before = look()
@@ -97,42 +97,42 @@ def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None,
             then, before = now, answers
 
 
-def _processes(master: MasterClient) -> list[Answer]:
+def _processes(master: MasterClient) -> list[NodeAnswer]:
     """Who there is, unasked."""
-    shards: list[Answer] = []
+    shards: list[NodeAnswer] = []
     with contextlib.suppress(errors.NoSuchNode):  # none has begun to serve
         for name in master.tree_node_sub("/_shard_"):
             with contextlib.suppress(errors.NoSuchNode):  # it has ended meanwhile
                 shards.append(_shard(f"/_shard_/{name}", master.tree_node_get(f"/_shard_/{name}").value))
-    nodes = [Answer(f"rank {info.global_rank}", info.addresses) for info in master.get_comm_info() if info.addresses]
-    return [Answer("master", (f"tcp://{master.endpoint}",)), *sorted(nodes + shards, key=_order)]
+    nodes = [NodeAnswer(f"rank {info.global_rank}", info.addresses) for info in master.get_comm_info() if info.addresses]
+    return [NodeAnswer("master", (f"tcp://{master.endpoint}",)), *sorted(nodes + shards, key=_order)]
 
 
-def _shard(path: str, value: str) -> Answer:
+def _shard(path: str, value: str) -> NodeAnswer:
     """What the tree holds of a shard, which any member of the job may have put there."""
     try:
         member = msgspec.json.decode(value, type=Member)
     except msgspec.MsgspecError as error:
-        return Answer(f"node {path}", (path,), error=f"{path} holds what no shard has put there: {error}")
-    return Answer(
+        return NodeAnswer(f"node {path}", (path,), error=f"{path} holds what no shard has put there: {error}")
+    return NodeAnswer(
         f"rank {member.rank}, shard", member.addresses or (path,), error="" if member.addresses else "it has no address"
     )
 
 
-def _order(answer: Answer) -> tuple[int, str]:
+def _order(answer: NodeAnswer) -> tuple[int, str]:
     rank = answer.who.removeprefix("rank ").partition(",")[0]
     return int(rank) if rank.isdecimal() else RANK_MAX, answer.who
 
 
-def _ask(node: Node, one: Answer) -> Answer:
+def _ask(node: Node, one: NodeAnswer) -> NodeAnswer:
     if one.error:
         return one
     try:
         peer = node.peer_at(one.addresses, TIMEOUT_S, one.who)
         figures = peer.request(ABOUT_ROUTE, STATISTICS, method_key(STATISTICS), (), TIMEOUT_S, False).result()
     except errors.RpcError as error:
-        return Answer(one.who, one.addresses, error=f"{type(error).__name__}: {error}")
-    return Answer(one.who, one.addresses, figures)
+        return NodeAnswer(one.who, one.addresses, error=f"{type(error).__name__}: {error}")
+    return NodeAnswer(one.who, one.addresses, figures)
 
 
 # -- what people see ---------------------------------------------------------------------------------------------------

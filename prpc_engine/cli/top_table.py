@@ -54,7 +54,7 @@ HEADINGS = (
 
 
 @dataclass(frozen=True)
-class Answer:
+class NodeAnswer:
     """What one process said at one look: `figures` as about.py has them, or why there are none."""
 
     who: str
@@ -87,7 +87,7 @@ class Row:
     error: str = ""
 
 
-def rows(before: Iterable[Answer], now: Iterable[Answer], elapsed_s: float) -> list[Row]:
+def rows(before: Iterable[NodeAnswer], now: Iterable[NodeAnswer], elapsed_s: float) -> list[Row]:
     """A row for each process of the second look, in its order; the first was `elapsed_s` before."""
     earlier = {answer.addresses[0]: answer.figures for answer in before}
     answers = list(now)
@@ -95,7 +95,7 @@ def rows(before: Iterable[Answer], now: Iterable[Answer], elapsed_s: float) -> l
     return [_row(answer, earlier.get(answer.addresses[0]), elapsed_s, names) for answer in answers]
 
 
-def _row(answer: Answer, earlier: Mapping[str, Any] | None, elapsed_s: float, names: Mapping[str, str]) -> Row:
+def _row(answer: NodeAnswer, earlier: Mapping[str, Any] | None, elapsed_s: float, names: Mapping[str, str]) -> Row:
     figures = answer.figures
     if figures is None:
         return Row(answer.who, error=answer.error)

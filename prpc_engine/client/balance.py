@@ -241,7 +241,7 @@ POLICIES: dict[str, Callable[[Random, int], Policy]] = {
 }
 
 
-class State(enum.Enum):
+class ServerState(enum.Enum):
     """Of a server that is not well. See the table at the file's head."""
 
     SUSPECT = "suspect"
@@ -253,7 +253,7 @@ class State(enum.Enum):
 class Health:
     """What is kept of a server that is not well."""
 
-    state: State = State.SUSPECT
+    state: ServerState = ServerState.SUSPECT
     failures: int = 0  # in a row
     weight: int = 0  # of those
     ejections: int = 0  # until it is forgiven
@@ -364,7 +364,7 @@ class Balancer(Generic[R]):
                     state=health.state.value,
                     failures=health.failures,
                     ejections=health.ejections,
-                    probed_in_s=max(0.0, health.until - now) if health.state is State.EJECTED else 0.0,
+                    probed_in_s=max(0.0, health.until - now) if health.state is ServerState.EJECTED else 0.0,
                 )
                 for route, health in sorted(self.ailing.items(), key=lambda item: item[0].server_id)
             )
@@ -384,7 +384,7 @@ class Balancer(Generic[R]):
         with self._guard:
             for route, health in self._ejected.items():
                 if now >= health.until and route not in avoid:
-                    health.state = State.PROBING
+                    health.state = ServerState.PROBING
                     health.until = now + PROBE_S_MAX
                     self._probes += 1
                     return route
@@ -402,8 +402,8 @@ class Balancer(Generic[R]):
         if health is None:  # another thread's ok was faster
             return
         health.failures = health.weight = 0
-        if health.state is not State.SUSPECT:
-            health.state = State.SUSPECT
+        if health.state is not ServerState.SUSPECT:
+            health.state = ServerState.SUSPECT
             health.until = now + FORGIVEN_S
             self._sort()
         elif not health.ejections or now >= health.until:
@@ -416,16 +416,16 @@ class Balancer(Generic[R]):
                 return
             health = self.ailing[route] = Health()
         health.failures += 1
-        if health.state is State.EJECTED:
+        if health.state is ServerState.EJECTED:
             return
-        if health.state is State.SUSPECT:
+        if health.state is ServerState.SUSPECT:
             health.weight += WEIGHTS[outcome]
             if health.weight < WEIGHT_EJECTED:
                 return
             if len(self._ejected) >= min(int(len(self._routes) * EJECTED_SHARE_MAX), len(self._routes) - 1):
                 self._spared += 1
                 return
-        health.state = State.EJECTED
+        health.state = ServerState.EJECTED
         health.ejections += 1
         health.until = now + EJECTION.delay_s(health.ejections, self._random)
         self._ejections += 1
@@ -433,5 +433,5 @@ class Balancer(Generic[R]):
 
     def _sort(self) -> None:
         """Tell those that are fit from those that are not."""
-        self._ejected = {route: health for route, health in self.ailing.items() if health.state is not State.SUSPECT}
+        self._ejected = {route: health for route, health in self.ailing.items() if health.state is not ServerState.SUSPECT}
         self._fit = tuple(route for route in self._routes if route not in self._ejected)

@@ -1,9 +1,9 @@
 """A client: one service by name, the servers that answer to it, and what it does when one does not.
 
     fast path    the server is connected and takes the request: the Balancer picks, its Peer sends, in the calling thread
-    slow path    everything else: a pending call is handed to the Mender (dispatcher.py), which connects, asks the master, waits and
+    slow path    everything else: a pending call is handed to the Dispatcher (dispatcher.py), which connects, asks the master, waits and
                  sends; the calling thread has its future at once
-    failure      the Mender hears of it, and RetryState decides (retry.py): again, elsewhere or later, or the error
+    failure      the Dispatcher hears of it, and RetryState decides (retry.py): again, elsewhere or later, or the error
 
 Whatever happens to a call, it keeps its future and its deadline.
 """
@@ -25,13 +25,13 @@ from prpc_engine.client.balance import BalancerStatistics
 from prpc_engine.client.call_figures import SAMPLE_EVERY
 from prpc_engine.client.dealer import Dealer, ServerQueue
 from prpc_engine.client.directory import Directory
-from prpc_engine.client.dispatcher import Mender, Named, Notice
+from prpc_engine.client.dispatcher import Dispatcher, Named, Notice
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.client.route import Route
 from prpc_engine.client.stub import P, bind
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node.node import Node
-from prpc_engine.rpc.call import TIMEOUT_S, Call, Client
+from prpc_engine.rpc.call import TIMEOUT_S, Call, CallOwner
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.server import DESCRIBE, HEALTH
 from prpc_engine.rpc.stream import Stream, StreamCall, stream_call
@@ -103,9 +103,9 @@ class RpcClient:
         self._directory.on_change = self._set_routes
         self._pick, self._to, self._by = self._directory.pick, self._directory.to, self._directory.by
         self._ailing = self._directory.balancer.ailing
-        self._mender = Mender(self, self._directory, node, retry or RetryPolicy(), source, idempotent)
-        self._named = Named(self._mender, self._directory)
-        self._count_call = self._mender.budget.count_call
+        self._dispatcher = Dispatcher(self, self._directory, node, retry or RetryPolicy(), source, idempotent)
+        self._named = Named(self._dispatcher, self._directory)
+        self._count_call = self._dispatcher.budget.count_call
         self._figures = self._directory.figures
         self._named_calls = itertools.count()  # of a named server, and streams: those get no retries
         self._count_named = self._named_calls.__next__
@@ -130,10 +130,10 @@ class RpcClient:
 
     def statistics(self) -> ClientStatistics:
         """A snapshot."""
-        budget = self._mender.budget
+        budget = self._dispatcher.budget
         return ClientStatistics(
             **vars(self._directory.balancer.statistics(time.monotonic())),
-            waiting=self._mender.waiting,
+            waiting=self._dispatcher.waiting,
             retries=budget.taken,
             retries_refused=budget.refused,
             calls=budget.calls + int(repr(self._named_calls)[len("count(") : -1]),  # its next number, without taking it
@@ -249,7 +249,7 @@ class RpcClient:
             if dealer is not None:
                 dealer.end(f"the client of {self.name!r}")
         self._directory.close()
-        self._mender.close()
+        self._dispatcher.close()
 
     def __enter__(self) -> RpcClient:
         return self
@@ -272,15 +272,15 @@ class RpcClient:
         route = self._only or self._pick()
         peer = route.peer
         if peer is None or peer.lost:
-            peer = self._mender.peer_at_once(route)
+            peer = self._dispatcher.peer_at_once(route)
             if peer is None:
                 self._check_method(method)
                 self._count_call()
-                return self._mender.begin(route, method, args, timeout_s, stable, self)
+                return self._dispatcher.begin(route, method, args, timeout_s, stable, self)
         try:
             call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, self)
         except (errors.NotSent, errors.Backpressure) as error:
-            return self._mender.begin(route, method, args, timeout_s, stable, self, error)
+            return self._dispatcher.begin(route, method, args, timeout_s, stable, self, error)
         except errors.RpcError as error:
             self._figures.failed(error)
             raise
@@ -293,12 +293,12 @@ class RpcClient:
     def _watch(self, call: Call, number: int) -> None:
         """See how it ends: each one while a server is not well, else one now and then."""
         if self._ailing:
-            call.add_done_callback(self._mender.answered)
+            call.add_done_callback(self._dispatcher.answered)
         if not number & SAMPLE_MASK:
             self._figures.time(call)
 
     def _owner_of(self, key: int | str | bytes) -> Named:
-        return Named(self._mender, self._directory, key)
+        return Named(self._dispatcher, self._directory, key)
 
     def _request_to(
         self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool, named: Named
@@ -306,14 +306,14 @@ class RpcClient:
         number = self._count_named()
         peer = route.peer
         if peer is None or peer.lost:
-            peer = self._mender.peer_at_once(route)
+            peer = self._dispatcher.peer_at_once(route)
             if peer is None:
                 self._check_method(method)
-                return self._mender.begin(route, method, args, timeout_s, stable, named)
+                return self._dispatcher.begin(route, method, args, timeout_s, stable, named)
         try:
             call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, named)
         except errors.NotSent as error:
-            return self._mender.begin(route, method, args, timeout_s, stable, named, error)
+            return self._dispatcher.begin(route, method, args, timeout_s, stable, named, error)
         except errors.RpcError as error:
             self._figures.failed(error)
             raise
@@ -321,24 +321,24 @@ class RpcClient:
             self._figures.time(call)
         return call
 
-    def _notify(self, route: Route, method: str, args: tuple[Any, ...], client: Client, wait: bool) -> None:
+    def _notify(self, route: Route, method: str, args: tuple[Any, ...], client: CallOwner, wait: bool) -> None:
         peer = route.peer
         if peer is None or peer.lost:
-            peer = self._mender.peer_at_once(route)
+            peer = self._dispatcher.peer_at_once(route)
         if peer is not None:
             peer.notify(route, method, self._keys.get(method) or self._key(method), args)
             return
         self._check_method(method)
-        call = self._mender.begin(route, method, args, TIMEOUT_S, False, client, kind=Notice)
+        call = self._dispatcher.begin(route, method, args, TIMEOUT_S, False, client, kind=Notice)
         if wait:
             call.result()
         else:
             call.add_done_callback(_log_unsent)
 
-    def _stream(self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, client: Client) -> Stream:
+    def _stream(self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, client: CallOwner) -> Stream:
         peer = route.peer
         if peer is None or peer.lost:
-            peer = self._mender.peer_at_once(route)
+            peer = self._dispatcher.peer_at_once(route)
         key = self._key(method)
         self._count_named()
         if peer is None:
@@ -350,7 +350,7 @@ class RpcClient:
                 raise
             return self._stream_later(route, method, args, timeout_s, client, error)
         if self._ailing and client is self:
-            stream.call.add_done_callback(self._mender.answered)
+            stream.call.add_done_callback(self._dispatcher.answered)
         return stream
 
     def _stream_later(
@@ -359,10 +359,10 @@ class RpcClient:
         method: str,
         args: tuple[Any, ...],
         timeout_s: float | None,
-        client: Client,
+        client: CallOwner,
         error: errors.RpcError | None = None,
     ) -> Stream:
-        call = self._mender.begin(route, method, args, timeout_s, False, client, error, kind=stream_call)
+        call = self._dispatcher.begin(route, method, args, timeout_s, False, client, error, kind=stream_call)
         assert isinstance(call, StreamCall)
         return Stream(call, self._node.reactor.call_soon)
 
@@ -377,11 +377,11 @@ class RpcClient:
 
     def failed(self, call: Call, error: BaseException) -> bool:
         """Told by a call instead of its end; True: it is seen to, and the call stays pending."""
-        return self._mender.failed(call, error)
+        return self._dispatcher.failed(call, error)
 
     def _set_routes(self, routes: dict[int, Route]) -> None:
         self._routes = routes
-        self._mender.marks.learn(route.marks for route in routes.values())
+        self._dispatcher.marks.learn(route.marks for route in routes.values())
         self._only = next(iter(routes.values())) if len(routes) == 1 else None
 
     def _check_open(self) -> None:

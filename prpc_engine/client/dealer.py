@@ -133,7 +133,7 @@ class RpcResponse(_Values):
         self.error = errors.RpcError(text)
 
 
-class Client(Protocol):
+class DealerClient(Protocol):
     """What a dealer needs of an RpcClient."""
 
     @property
@@ -197,7 +197,7 @@ class Dealer:
         self,
         name: str,
         waiter: Waits | None,
-        client: Client | None = None,
+        client: DealerClient | None = None,
         queue: ServerQueue | None = None,
         by_rank: bool = False,
     ) -> None:
@@ -212,7 +212,7 @@ class Dealer:
 
     # -- who asks --------------------------------------------------------------------------------------------------------
 
-    def _asking(self) -> Client:
+    def _asking(self) -> DealerClient:
         if self._client is None:
             raise errors.ConfigError("this dealer answers requests; one that sends them comes from client.create_dealer()")
         return self._client

@@ -38,7 +38,7 @@ from prpc_engine.client.directory import Directory
 from prpc_engine.client.retry import ONLY_THERE, GiveUp, Retry, RetryBudget, RetryPolicy, RetryState, is_retriable
 from prpc_engine.client.route import Route, Sought
 from prpc_engine.node.node import Node
-from prpc_engine.rpc.call import NEVER, SENDING_LOOKS_MAX, SENDING_S, Call, Client
+from prpc_engine.rpc.call import NEVER, SENDING_LOOKS_MAX, SENDING_S, Call, CallOwner
 from prpc_engine.rpc.context import inherited_s, wait_in_ms
 from prpc_engine.rpc.marks import KnownMarks
 from prpc_engine.rpc.message import REPEAT
@@ -68,20 +68,20 @@ class Named:
     such calls end with the first failure.
     """
 
-    __slots__ = ("_directory", "_key", "_mender")
+    __slots__ = ("_directory", "_dispatcher", "_key")
 
-    def __init__(self, mender: Mender, directory: Directory, key: int | str | bytes | None = None) -> None:
-        self._mender = mender
+    def __init__(self, dispatcher: Dispatcher, directory: Directory, key: int | str | bytes | None = None) -> None:
+        self._dispatcher = dispatcher
         self._directory = directory
         self._key = key
 
     def failed(self, call: Call, error: BaseException) -> bool:
         """See call.Client. What may have run is not repeated; a server that the master does not list is not waited for."""
-        if not isinstance(error, errors.NotSent | errors.UnknownService) or self._mender.fails_at_once:
+        if not isinstance(error, errors.NotSent | errors.UnknownService) or self._dispatcher.fails_at_once:
             return False
         if isinstance(error, errors.NoServer) and self._key is None:
             return False
-        return self._mender.failed(call, error)
+        return self._dispatcher.failed(call, error)
 
     def find(self, route: Route) -> Route:
         """Where a call goes that failed at `route`, by what is known now."""
@@ -90,14 +90,14 @@ class Named:
         return route if isinstance(route, Sought) else self._directory.to(route.server_id)
 
 
-class Mender:
+class Dispatcher:
     """See the file's head. Owned by one client; thread-safe, with what it decides in the reactor's thread.
 
     `client` hears of the failures of calls that may go to another server; `idempotent` names methods that may be run twice.
     """
 
     def __init__(
-        self, client: Client, directory: Directory, node: Node, policy: RetryPolicy, random: Random, idempotent: Iterable[str]
+        self, client: CallOwner, directory: Directory, node: Node, policy: RetryPolicy, random: Random, idempotent: Iterable[str]
     ) -> None:
         self.budget = RetryBudget(guard=threading.Lock())
         self._client = client
@@ -143,7 +143,7 @@ class Mender:
         args: tuple[Any, ...],
         timeout_s: float | None,
         stable: bool,
-        client: Client,
+        client: CallOwner,
         error: errors.RpcError | None = None,
         kind: Callable[..., Call] = Call,
     ) -> Call:
@@ -168,7 +168,7 @@ class Mender:
         args: tuple[Any, ...],
         timeout_s: float | None,
         stable: bool,
-        client: Client | None,
+        client: CallOwner | None,
         kind: Callable[..., Call] = Call,
     ) -> Call:
         """A call that has not left, with its arguments as they are now. Raises BadArguments."""

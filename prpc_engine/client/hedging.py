@@ -6,7 +6,7 @@
     an answer to the first request          reactor           the hedges are cancelled
     an answer to a hedge                    reactor           the first request is withdrawn, the call completed with that answer
     an attempt fails, others are out        reactor           remembered for the error's text; the call waits for the others
-    the last attempt fails                  reactor           Mender.decide(), as for any call; a retry is not hedged
+    the last attempt fails                  reactor           Dispatcher.decide(), as for any call; a retry is not hedged
 
 The call that the user holds is the first attempt; hedges are calls of their own. Arrays are copied (but for those of the slab),
 because more than one connection may still hold them when the caller has its answer.
@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from prpc_engine import errors
 from prpc_engine.client.client import SAMPLE_MASK, ClientStatistics, RpcClient
 from prpc_engine.client.directory import Directory
-from prpc_engine.client.dispatcher import Mender
+from prpc_engine.client.dispatcher import Dispatcher
 from prpc_engine.client.hedge import HEDGE_SHARE, HedgePolicy, Hedger, Race
 from prpc_engine.client.retry import RetryBudget, is_retriable
 from prpc_engine.client.route import Route, Sought
@@ -41,9 +41,9 @@ class Hedge(Call):
 class Contest:
     """One hedged call: its race, its hedges, and the timer of the next. In the reactor's thread, but for begin() and failed()."""
 
-    def __init__(self, hedger: Hedger, mender: Mender, directory: Directory, node: Node) -> None:
+    def __init__(self, hedger: Hedger, dispatcher: Dispatcher, directory: Directory, node: Node) -> None:
         self._hedger = hedger
-        self._mender = mender
+        self._dispatcher = dispatcher
         self._directory = directory
         self._node = node
         self._reactor = node.reactor
@@ -56,9 +56,9 @@ class Contest:
         self._race: Race[Call, Route] = Race(self._hedger, call.overall)
         self._race.sent(call, route, call.sent)
         if not route.is_connected:
-            self._mender.admit(call)
+            self._dispatcher.admit(call)
         call.add_done_callback(self._over)
-        self._mender.send(call, route)
+        self._dispatcher.send(call, route)
         if self._race.next_at != NEVER:
             self._reactor.call_soon(self._arm)
 
@@ -73,9 +73,9 @@ class Contest:
         if call.finished or race.is_over:
             return
         method = call.asked[0]
-        is_idempotent = self._mender.is_idempotent(method)
+        is_idempotent = self._dispatcher.is_idempotent(method)
         if is_idempotent is None and not is_told:
-            self._mender.describe(partial(self._hedge, True))
+            self._dispatcher.describe(partial(self._hedge, True))
         if not is_idempotent or all(route in race.routes for route in self._directory.routes.values()):
             return
         now = time.monotonic()
@@ -90,9 +90,9 @@ class Contest:
         )
         race.sent(hedge, route, now)
         self._hedges.append(hedge)
-        self._mender.hold(hedge)
+        self._dispatcher.hold(hedge)
         hedge.add_done_callback(self._hedge_ended)
-        self._mender.send(hedge, route)
+        self._dispatcher.send(hedge, route)
         self._arm()
 
     # -- ends ----------------------------------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ class Contest:
         if not is_retriable(error):
             return False
         if isinstance(error, errors.DeadlineExceeded) and time.monotonic() >= call.overall:
-            return self._mender.failed(call, error)
-        self._mender.hold(call)  # its deadline is the table's no more
+            return self._dispatcher.failed(call, error)
+        self._dispatcher.hold(call)  # its deadline is the table's no more
         self._reactor.call_soon(partial(self._lost, call, error, call.asked[1]))
         return True
 
@@ -118,7 +118,7 @@ class Contest:
     def _won(self, hedge: Call) -> None:
         call = self._call
         if not call.finished and self._race.ended(hedge, None, time.monotonic()) is not None:
-            self._mender.answered(hedge)
+            self._dispatcher.answered(hedge)
             call.withdraw()
             call.set_result(hedge._outcome)
 
@@ -128,12 +128,12 @@ class Contest:
             return
         now = time.monotonic()
         if race.ended(attempt, error, now) is None and not race.is_over:
-            self._mender.report(route, error, now)
-            self._mender.state_of(call).record(error, route)
+            self._dispatcher.report(route, error, now)
+            self._dispatcher.state_of(call).record(error, route)
         elif is_retriable(error):
-            self._mender.decide(call, error, route)
+            self._dispatcher.decide(call, error, route)
         else:  # that is the answer, of a hedge
-            self._mender.report(route, error, now)
+            self._dispatcher.report(route, error, now)
             call.withdraw()
             call.end(error)
 
@@ -176,18 +176,18 @@ class HedgingClient(RpcClient):
     def _request(self, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool) -> Call:
         self._check_open()
         self._check_method(method)
-        if self._mender.is_idempotent(method) is False:
+        if self._dispatcher.is_idempotent(method) is False:
             return super()._request(method, args, timeout_s, stable)
         hedger = self._hedgers.get(method)
         if hedger is None:
             hedger = self._hedgers.setdefault(method, Hedger(self._policy, self._hedge_budget))
         number = self._count_call()
         self._hedge_budget.count_call()
-        contest = Contest(hedger, self._mender, self._directory, self._node)
+        contest = Contest(hedger, self._dispatcher, self._directory, self._node)
         route = self._only or self._pick()
         if not route.is_connected:
-            self._mender.peer_at_once(route)
-        call = self._mender.encoded(route, method, args, timeout_s, False, contest)
+            self._dispatcher.peer_at_once(route)
+        call = self._dispatcher.encoded(route, method, args, timeout_s, False, contest)
         if not number & SAMPLE_MASK:
             self._figures.time(call)
         contest.begin(call, route)

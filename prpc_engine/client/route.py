@@ -12,7 +12,7 @@ from prpc_engine.rpc.peer import Peer
 
 class Route:
     """See the file's head. `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls keep their
-    order. `waiting` is changed under the mender's guard."""
+    order. `waiting` is changed under the dispatcher's guard."""
 
     __slots__ = ("addresses", "figures", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
 

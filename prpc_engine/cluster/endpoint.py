@@ -33,7 +33,7 @@ from prpc_engine.node import slab
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.method import ENGINE
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server as Methods
+from prpc_engine.rpc.server import ServedObject as Methods
 from prpc_engine.service.shard_statistics import ShardFigures
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import TlsSettings, allow_from, check_environment, limits_from, secret_from, transports_from

@@ -21,7 +21,7 @@ from shard import Waiter
 FUSED_MAX = 1024  # keys of one request: more than two tasks exchange at one level of a graph, a quarter of a message's arrays
 
 
-class Collector:
+class FuseCollector:
     """See the file's head. Thread-safe: the lock is handed in. `leave` lets a message leave."""
 
     def __init__(

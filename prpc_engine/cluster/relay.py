@@ -39,20 +39,20 @@ from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer, calling_peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures, ShardReader
 from prpc_engine.settings.config import TlsSettings, allow_from
 from shard import (
     VALUE,
     CoreLocks,
-    Dealer,
-    DealtPort,
+    DistributedPort,
     Driver,
     Future,
     Limits,
     RestartPolicy,
     ShardError,
     ShardGroup,
+    SocketDistributor,
     bind_memory,
     pin,
     this_shard,
@@ -87,7 +87,7 @@ class Relays:
     def __init__(self, count: int, polling: bool, wants_cores: bool, driver: Driver) -> None:
         self._locks = take_cores(count) if wants_cores else CoreLocks((), ())
         self._driver = driver
-        self._dealer: Dealer | None = None
+        self._dealer: SocketDistributor | None = None
         self._task = "this task"
         self._staying = set(range(count))  # shards that live, or will again; the supervisor's thread changes it
         try:
@@ -115,7 +115,7 @@ class Relays:
     ) -> None:
         """Have every shard, and each that is started again, answer what comes to the tcp port of the task's data node."""
         self._task = task
-        dealer = self._dealer = Dealer(self._driver.reactor)
+        dealer = self._dealer = SocketDistributor(self._driver.reactor)
         settings = RelaySettings(
             task,
             tuple(data.addresses),
@@ -188,8 +188,8 @@ class _Relay:
         self.node.on_peer_lost = self._peer_lost
         methods: dict[str, Callable[..., Any]] = {name: self._forwarder(name) for name in settings.methods}
         methods[RECEIVE] = self._receive
-        self.node.servers[DATA_TARGET] = Server("data", shard.index, DATA_TARGET, methods, allow=allow_from(None))
-        self.node.take(DealtPort(settings.dealer, settings.key, (settings.host, settings.port)))  # last: it is ready now
+        self.node.servers[DATA_TARGET] = ServedObject("data", shard.index, DATA_TARGET, methods, allow=allow_from(None))
+        self.node.take(DistributedPort(settings.dealer, settings.key, (settings.host, settings.port)))  # last: it is ready now
 
     def _forwarder(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def forward(*arguments: Any) -> Any:

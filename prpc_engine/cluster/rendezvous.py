@@ -46,7 +46,7 @@ ENTRIES_MAX = 1 << 20  # some 200 MiB of those that were taken
 Tensor = NDArray[Any] | None  # None: a dead one
 
 
-class Entry:
+class TensorEntry:
     """See the table at the top."""
 
     __slots__ = ("is_ready", "is_taken", "request", "tensor")
@@ -54,17 +54,17 @@ class Entry:
     def __init__(self) -> None:
         self.is_ready = self.is_taken = False  # ready and held ones have their tensor
         self.tensor: Tensor = None
-        self.request: Request | None = None  # of wanted and held ones
+        self.request: TensorRequest | None = None  # of wanted and held ones
 
 
-class Request:
+class TensorRequest:
     """One receiver's request for tensors of one step. `answer` is not touched here: its owner completes it."""
 
     __slots__ = ("answer", "asker", "destination", "entries", "keys", "missing", "step")
 
     def __init__(self, step: int, destination: int, keys: Sequence[str], asker: object) -> None:
         self.step, self.destination, self.keys, self.asker = step, destination, keys, asker
-        self.entries: list[Entry] = []  # empty when it has ended
+        self.entries: list[TensorEntry] = []  # empty when it has ended
         self.missing = len(keys)
         self.answer = Future()
 
@@ -73,7 +73,7 @@ class Request:
 class Step:
     """One step."""
 
-    entries: dict[tuple[int, str], Entry] = field(default_factory=dict)
+    entries: dict[tuple[int, str], TensorEntry] = field(default_factory=dict)
     incarnations: dict[int, int] = field(default_factory=dict)  # by number of the task
     error: str | None = None  # why it was aborted
     waiting: int = 0  # entries that are not taken
@@ -102,7 +102,7 @@ class Rendezvous:
         if before != incarnation:
             raise restarted(step, name, before, incarnation)
 
-    def put(self, step: int, destination: int, key: str, tensor: Tensor) -> Request | None:
+    def put(self, step: int, destination: int, key: str, tensor: Tensor) -> TensorRequest | None:
         """A tensor is there. The request that can be answered now, if there is one: by take()."""
         size = 0 if tensor is None else tensor.nbytes
         with self._guard:
@@ -126,20 +126,20 @@ class Rendezvous:
             request.missing -= 1
             return None if request.missing else request
 
-    def take(self, request: Request) -> list[Tensor] | None:
+    def take(self, request: TensorRequest) -> list[Tensor] | None:
         """The tensors of a request that put() gave; None when it has ended since."""
         with self._guard:
             return self._take(request) if request.entries and not request.missing else None
 
     def ask(
         self, step: int, destination: int, keys: Sequence[str], asker: object
-    ) -> tuple[Request, list[Tensor] | None, Iterable[Request]]:
+    ) -> tuple[TensorRequest, list[Tensor] | None, Iterable[TensorRequest]]:
         """A receiver wants these. The tensors when all are there, else None: put() will give them; and the requests that this one
         replaces, to be ended with Duplicate."""
         with self._guard:
             there = self._living(step)
             found = [there.entries.get((destination, key)) for key in keys]
-            replaced: dict[Request, None] = {}
+            replaced: dict[TensorRequest, None] = {}
             for key, entry in zip(keys, found, strict=True):
                 if entry is not None:
                     if entry.is_taken:
@@ -156,7 +156,7 @@ class Rendezvous:
                 for one in replaced:
                     self._release(there, one)
                 found = [there.entries.get((destination, key)) for key in keys]
-            request = Request(step, destination, keys, asker)
+            request = TensorRequest(step, destination, keys, asker)
             for key, entry in zip(keys, found, strict=True):
                 entry = entry or self._enter(there, destination, key)
                 entry.request = request
@@ -164,13 +164,13 @@ class Rendezvous:
                 request.missing -= entry.is_ready
             return request, None if request.missing else self._take(request), replaced
 
-    def give_up(self, request: Request) -> None:
+    def give_up(self, request: TensorRequest) -> None:
         """Nobody waits for its answer any more; again, or when it was answered: does nothing."""
         with self._guard:
             if request.entries:
                 self._release(self._steps[request.step], request)
 
-    def give_up_all(self, asker: object) -> list[Request]:
+    def give_up_all(self, asker: object) -> list[TensorRequest]:
         """The same for all requests of one asker, which are returned."""
         with self._guard:
             found = dict.fromkeys(
@@ -184,7 +184,7 @@ class Rendezvous:
                 self._release(self._steps[request.step], request)
             return list(found)
 
-    def abort(self, step: int, error: str) -> list[Request]:
+    def abort(self, step: int, error: str) -> list[TensorRequest]:
         """The requests to end with it; none when it was aborted before."""
         with self._guard:
             there = self._step(step)
@@ -194,7 +194,7 @@ class Rendezvous:
             there.error = error
             return ended
 
-    def cleanup(self, step: int) -> list[Request]:
+    def cleanup(self, step: int) -> list[TensorRequest]:
         """Forget a step; the requests in it, to be ended."""
         with self._guard:
             there = self._steps.pop(step, None)
@@ -243,14 +243,14 @@ class Rendezvous:
         finally:
             there.waiting -= 1
 
-    def _enter(self, there: Step, destination: int, key: str) -> Entry:
+    def _enter(self, there: Step, destination: int, key: str) -> TensorEntry:
         there.waiting += 1
         self.waiting += 1
         self._entries += 1
-        entry = there.entries[destination, key] = Entry()
+        entry = there.entries[destination, key] = TensorEntry()
         return entry
 
-    def _take(self, request: Request) -> list[Tensor]:
+    def _take(self, request: TensorRequest) -> list[Tensor]:
         tensors = [entry.tensor for entry in request.entries]
         for entry in request.entries:
             entry.is_taken, entry.is_ready, entry.tensor, entry.request = True, False, None, None
@@ -261,7 +261,7 @@ class Rendezvous:
         request.entries = []
         return tensors
 
-    def _release(self, there: Step, request: Request) -> None:
+    def _release(self, there: Step, request: TensorRequest) -> None:
         for key, entry in zip(request.keys, request.entries, strict=True):
             entry.request = None
             if not entry.is_ready:
@@ -271,7 +271,7 @@ class Rendezvous:
                 self._entries -= 1
         request.entries = []
 
-    def _empty(self, there: Step) -> list[Request]:
+    def _empty(self, there: Step) -> list[TensorRequest]:
         requests = list(dict.fromkeys(entry.request for entry in there.entries.values() if entry.request is not None))
         for request in requests:
             request.entries = []

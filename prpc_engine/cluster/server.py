@@ -35,14 +35,14 @@ from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import ABORT, RECEIVE
 from prpc_engine.cluster.endpoint import Endpoint, place_from
 from prpc_engine.cluster.errors import Duplicate, StepAborted
-from prpc_engine.cluster.fuse import Collector
+from prpc_engine.cluster.fuse import FuseCollector
 from prpc_engine.cluster.late import Late
 from prpc_engine.cluster.link import Errand, Link, LinkStatistics, Settle
 from prpc_engine.cluster.names import Names, device, plan_of, who_am_i
 from prpc_engine.cluster.receipt import Message, Receipt
-from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Request, Tensor, restarted
+from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Tensor, TensorRequest, restarted
 from prpc_engine.cluster.resumed import resume
-from prpc_engine.cluster.verbs import PERIOD_S, Verbs
+from prpc_engine.cluster.verbs import PERIOD_S, TensorVerbs
 from prpc_engine.node import slab
 from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.peer import Peer, calling_peer
@@ -157,7 +157,7 @@ class Server:
         self._links: dict[int, Link] = {}
         self._methods: dict[str, Callable[..., Any]] = {**(methods or {}), RECEIVE: self._receive, ABORT: self._abort_here}
         self.on_peer_lost: Callable[[Peer], None] = _ignore  # whoever had asked for something is gone
-        self._verbs = Verbs()
+        self._verbs = TensorVerbs()
         self._map_told = ""  # what was logged about the file last
         self.state = State.NEW
         if start:
@@ -172,7 +172,7 @@ class Server:
                 raise self._stopped()
             if self.state is State.NEW:
                 self._at = Endpoint(self._place, self._methods, self._peer_lost)
-                self._collector = Collector(self._fuses, self._at.driver, threading.Lock(), self._leave)
+                self._collector = FuseCollector(self._fuses, self._at.driver, threading.Lock(), self._leave)
                 self._at.serve()
                 self.state = State.STARTED
                 self._at.driver.reactor.call_soon(partial(self._log_verbs_later, self._verbs.copy()))
@@ -252,7 +252,7 @@ class Server:
         check_timeout(timeout_s)
         return self._at.figures_of_shards(timeout_s)
 
-    def _log_verbs_later(self, before: Verbs) -> None:
+    def _log_verbs_later(self, before: TensorVerbs) -> None:
         def log() -> None:
             now = self._verbs.copy()
             rates = now.rates_since(before, PERIOD_S)
@@ -389,7 +389,7 @@ class Server:
         request.answer.add_done_callback(lambda _: self._table.give_up(request))
         return request.answer
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: TensorRequest) -> None:
         tensors = self._table.take(request)
         if tensors is not None:  # else it has ended since, and they are ready for another
             self._verbs.answer += 1
@@ -407,7 +407,7 @@ class Server:
         self._collector.end(step, StepAborted(text))
         self._late.forget(step)
 
-    def _end_requests(self, requests: Sequence[Request], text: str) -> None:
+    def _end_requests(self, requests: Sequence[TensorRequest], text: str) -> None:
         for request in requests:
             self._at.driver.reactor.call_soon(partial(request.answer.set_error, StepAborted(text)))
 

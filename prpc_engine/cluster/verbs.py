@@ -17,7 +17,7 @@ PERIOD_S = 60.0  # of the line: rates of a training job are steady for longer, a
 
 
 @dataclass
-class Verbs:
+class TensorVerbs:
     """See the table at the top."""
 
     send: int = 0
@@ -27,11 +27,11 @@ class Verbs:
     answer: int = 0
     abort: int = 0
 
-    def copy(self) -> Verbs:
+    def copy(self) -> TensorVerbs:
         """As it is now."""
         return replace(self)
 
-    def rates_since(self, before: Verbs, seconds: float) -> str:
+    def rates_since(self, before: TensorVerbs, seconds: float) -> str:
         """Each verb's rate since then, "2.5 send/s, 0.1 abort/s"; "" when there was none."""
         counts = {verb: count - getattr(before, verb) for verb, count in vars(self).items()}
         return ", ".join(f"{count / seconds:.3g} {verb}/s" for verb, count in counts.items() if count)

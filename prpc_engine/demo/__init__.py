@@ -11,17 +11,17 @@ Needs the extra: pip install "prpc-engine[demo]".
 from prpc_engine.demo.baseline import BaselineReport, train_baseline, trivial_auc
 from prpc_engine.demo.data import Examples, Flights, load_flights
 from prpc_engine.demo.model import Batch, auc, prepare
-from prpc_engine.demo.settings import Settings
+from prpc_engine.demo.settings import DemoSettings
 from prpc_engine.demo.training import Evaluation, Progress, create_tables, evaluate, train
 
 __all__ = [
     "BaselineReport",
     "Batch",
+    "DemoSettings",
     "Evaluation",
     "Examples",
     "Flights",
     "Progress",
-    "Settings",
     "auc",
     "create_tables",
     "evaluate",

@@ -11,7 +11,7 @@ import numpy as np
 from prpc_engine.demo.batches import epoch_batches
 from prpc_engine.demo.data import FIELDS, Flights
 from prpc_engine.demo.model import auc, forward, forward_backward, log_loss, prepare
-from prpc_engine.demo.settings import Settings
+from prpc_engine.demo.settings import DemoSettings
 from prpc_engine.kv.table.table import DenseTable, SparseTable
 
 
@@ -31,7 +31,7 @@ class BaselineReport:
         return self.examples / self.train_s
 
 
-def train_baseline(flights: Flights, settings: Settings, after_batch: Callable[[], object] = lambda: None) -> BaselineReport:
+def train_baseline(flights: Flights, settings: DemoSettings, after_batch: Callable[[], object] = lambda: None) -> BaselineReport:
     """Train for settings.epochs and evaluate once. after_batch() may raise to end it."""
     rows = SparseTable(settings.row_dim, settings.optimizer, settings.row_initializer)
     dense = DenseTable(settings.dense_shape, settings.optimizer, settings.dense_initializer)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from prpc_engine.demo.data import Examples
-from prpc_engine.demo.settings import Settings
+from prpc_engine.demo.settings import DemoSettings
 
 
-def epoch_batches(examples: Examples, settings: Settings, epoch: int, rank: int = 0, workers: int = 1) -> Iterator[Examples]:
+def epoch_batches(examples: Examples, settings: DemoSettings, epoch: int, rank: int = 0, workers: int = 1) -> Iterator[Examples]:
     """The batches number rank, rank + workers, ... of the epoch; the last of all may be short, none is left out."""
     assert 0 <= rank < workers
     order = np.random.default_rng([settings.seed, epoch]).permutation(len(examples))

@@ -22,9 +22,9 @@ from prpc_engine.demo.baseline import BaselineReport, train_baseline, trivial_au
 from prpc_engine.demo.cluster import Cluster, Role
 from prpc_engine.demo.data import Flights, load_flights
 from prpc_engine.demo.model import prepare
-from prpc_engine.demo.recovery import KILL_AT, Recovery, Servers
-from prpc_engine.demo.roles import DIRECTOR, START_TIMEOUT_S, Job, connect_tables, run_server, run_worker
-from prpc_engine.demo.settings import Settings
+from prpc_engine.demo.recovery import KILL_AT, DemoServers, Recovery
+from prpc_engine.demo.roles import DIRECTOR, START_TIMEOUT_S, DemoJob, connect_tables, run_server, run_worker
+from prpc_engine.demo.settings import DemoSettings
 from prpc_engine.demo.training import create_tables, evaluate
 from prpc_engine.errors import RpcError
 from prpc_engine.kv import TableWorker
@@ -52,7 +52,7 @@ class AllWorkersLost(DemoError):
 
 
 @dataclass
-class State:
+class RunState:
     """What the screen shows while it runs."""
 
     phase: str = "loading the flights"
@@ -95,7 +95,7 @@ class Report:
 class _Desk:
     """What the workers call."""
 
-    def __init__(self, state: State, workers: int) -> None:
+    def __init__(self, state: RunState, workers: int) -> None:
         self._state = state
         self._missing = {DIRECTOR_ITSELF, *range(workers)}
         self._all_ready = Future()
@@ -135,8 +135,8 @@ def run_demo(
     workers: int,
     shards: int,
     polling: bool,
-    settings: Settings,
-    show: Callable[[State], None],
+    settings: DemoSettings,
+    show: Callable[[RunState], None],
     replicas: int = 0,
     kill_server: bool = False,
 ) -> Report:
@@ -144,13 +144,13 @@ def run_demo(
 
     replicas: copies of the tables at other servers; kill_server: kill -9 of a server in the middle, which needs one.
     """
-    state = State()
+    state = RunState()
     show(state)
     flights = load_flights()
     state.examples_total = len(flights.train) * settings.epochs
     secret = secrets.token_hex(16)
     with Master("127.0.0.1:0", secret=secret) as master, Cluster() as cluster:
-        job = Job(master.address, servers, shards, workers, polling, secret, settings, replicas)
+        job = DemoJob(master.address, servers, shards, workers, polling, secret, settings, replicas)
         state.phase = f"starting {servers} servers and {workers} workers"
         show(state)
         with RpcService(master.address, secret=secret) as service:
@@ -169,13 +169,13 @@ class _Direction:
     def __init__(
         self,
         service: RpcService,
-        job: Job,
+        job: DemoJob,
         flights: Flights,
-        state: State,
+        state: RunState,
         desk: _Desk,
         cluster: Cluster,
         kill_server: bool,
-        show: Callable[[State], None],
+        show: Callable[[RunState], None],
     ) -> None:
         self._service = service
         self._job = job
@@ -190,7 +190,7 @@ class _Direction:
         def start(index: int) -> Role:
             return cluster.start(f"server {index}", run_server, job, index)
 
-        self.servers = Servers(job.servers, job.replicas, start, self._auc)
+        self.servers = DemoServers(job.servers, job.replicas, start, self._auc)
         self._workers = [cluster.start(f"worker {index}", run_worker, job, index) for index in range(job.workers)]
         self._show = show
 
@@ -275,11 +275,11 @@ class _Direction:
 def _report(
     auc: float,
     flights: Flights,
-    settings: Settings,
+    settings: DemoSettings,
     desk: _Desk,
     workers: int,
     baseline: BaselineReport,
-    job: Job,
+    job: DemoJob,
     recoveries: list[Recovery],
 ) -> Report:
     done = list(desk.finished_workers.values())

@@ -36,7 +36,7 @@ class Recovery:
     recovered_s: float
 
 
-class Servers:
+class DemoServers:
     """The server processes of one run. replicas 0: one that ends is not replaced, and `dead` says so.
 
     start: makes the process of server `index`; probe: pulls of every partition, and returns when all have answered.

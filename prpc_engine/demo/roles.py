@@ -11,7 +11,7 @@ from typing import Any
 from prpc_engine.client.client import RpcClient
 from prpc_engine.demo.data import load_flights
 from prpc_engine.demo.recovery import PARTITIONS_A_SERVER
-from prpc_engine.demo.settings import DENSE_TABLE, Settings
+from prpc_engine.demo.settings import DENSE_TABLE, DemoSettings
 from prpc_engine.demo.training import create_tables, train
 from prpc_engine.errors import RpcError
 from prpc_engine.kv import ElasticServer, TableServer, TableWorker
@@ -24,7 +24,7 @@ LATENCY_PROBES = 5000  # calls, so that there is a p99.9 worth the name
 
 
 @dataclass(frozen=True)
-class Job:
+class DemoJob:
     """What every role must know."""
 
     master: str
@@ -33,7 +33,7 @@ class Job:
     workers: int
     polling: bool
     secret: str = field(repr=False)
-    settings: Settings
+    settings: DemoSettings
     replicas: int = 0  # copies of the tables; 0: they live and die with their server
 
     @property
@@ -42,7 +42,7 @@ class Job:
         return self.servers * max(1, self.shards)
 
 
-def run_server(job: Job, index: int) -> None:
+def run_server(job: DemoJob, index: int) -> None:
     """Serve tables until SIGTERM."""
     with RpcService(job.master, shards=job.shards, polling=job.polling, secret=job.secret) as service:
         # No exception: it could land in a destructor and be lost.
@@ -56,14 +56,14 @@ def run_server(job: Job, index: int) -> None:
             service.serve_forever()
 
 
-def connect_tables(service: RpcService, job: Job, timeout_s: float) -> TableWorker:
+def connect_tables(service: RpcService, job: DemoJob, timeout_s: float) -> TableWorker:
     """A worker of the job's tables, once its servers are there."""
     if job.replicas:
         return TableWorker(service, elastic=True, ack="replicated", timeout_s=timeout_s)
     return TableWorker(service, expected_servers=job.partitions, timeout_s=timeout_s)
 
 
-def run_worker(job: Job, index: int) -> None:
+def run_worker(job: DemoJob, index: int) -> None:
     """Train this worker's share, and tell the director how it goes."""
     flights = load_flights()
     with RpcService(job.master, polling=job.polling, secret=job.secret) as service:
@@ -79,7 +79,7 @@ def run_worker(job: Job, index: int) -> None:
             raise SystemExit(1) from None  # the director says it better than a traceback
 
 
-def _train(job: Job, index: int, service: RpcService, director: RpcClient, kv: TableWorker, flights: Any) -> None:
+def _train(job: DemoJob, index: int, service: RpcService, director: RpcClient, kv: TableWorker, flights: Any) -> None:
     spent = {"prepare": 0.0, "pull": 0.0, "compute": 0.0, "push": 0.0}
     examples = batches = 0
     losses = 0.0

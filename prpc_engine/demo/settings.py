@@ -14,7 +14,7 @@ DENSE_TABLE = "flights.dense"
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """The values were chosen by the baseline's own curve, for one purpose: that it has flattened at the end.
 
     Asynchronous workers take the same steps from slightly older values, so where the curve still climbs steeply they

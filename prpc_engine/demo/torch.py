@@ -15,7 +15,7 @@ from prpc_engine.demo.baseline import train_baseline
 from prpc_engine.demo.batches import epoch_batches
 from prpc_engine.demo.data import NUMERIC, Examples, Flights, load_flights
 from prpc_engine.demo.model import auc
-from prpc_engine.demo.settings import ROWS_TABLE, Settings
+from prpc_engine.demo.settings import ROWS_TABLE, DemoSettings
 from prpc_engine.kv import TableServer, TableWorker
 from prpc_engine.kv.torch import Embedding, Optimizer
 from prpc_engine.master.master import Master
@@ -28,7 +28,7 @@ SHARDS = 2
 class FactorizationMachine(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """Keys [n, fields] and numeric features [n, x] to logits [n]."""
 
-    def __init__(self, kv: TableWorker, settings: Settings) -> None:
+    def __init__(self, kv: TableWorker, settings: DemoSettings) -> None:
         super().__init__()
         self.rows = Embedding(kv, ROWS_TABLE, settings.row_dim, settings.optimizer, settings.row_initializer)
         self.linear = torch.nn.Linear(len(NUMERIC), 1)
@@ -44,7 +44,7 @@ class FactorizationMachine(torch.nn.Module):  # type: ignore[misc, unused-ignore
         return logits
 
 
-def train(kv: TableWorker, flights: Flights, settings: Settings, rank: int = 0, workers: int = 1) -> FactorizationMachine:
+def train(kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int = 0, workers: int = 1) -> FactorizationMachine:
     """Train this worker's share of all epochs; the model, whose rows are on the servers."""
     model = FactorizationMachine(kv, settings)
     optimizer = Optimizer(model, kv, DENSE_TABLE, settings.optimizer)
@@ -69,7 +69,7 @@ def _tensors(examples: Examples, vocabulary: npt.NDArray[np.int64]) -> tuple[tor
 
 def main() -> None:
     """See the file's head."""
-    flights, settings = load_flights(), Settings()
+    flights, settings = load_flights(), DemoSettings()
     with Master() as master, RpcService(master.address, shards=SHARDS) as servers, RpcService(master.address) as service:
         TableServer(servers)
         model = train(TableWorker(service, expected_servers=SHARDS), flights, settings)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from prpc_engine.demo.batches import epoch_batches
 from prpc_engine.demo.data import Flights
 from prpc_engine.demo.model import Batch, auc, forward, forward_backward, log_loss, prepare
-from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, Settings
+from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, DemoSettings
 from prpc_engine.kv.client.future import KVFuture
 from prpc_engine.kv.client.worker import TableWorker
 
@@ -75,13 +75,13 @@ class _Watch:
         self._since = time.perf_counter()
 
 
-def create_tables(kv: TableWorker, settings: Settings) -> None:
+def create_tables(kv: TableWorker, settings: DemoSettings) -> None:
     """Make the model's two tables, or find them; ConfigError when they are there with other settings."""
     kv.create_sparse(ROWS_TABLE, settings.row_dim, settings.optimizer, settings.row_initializer)
     kv.create_dense(DENSE_TABLE, settings.dense_shape, settings.optimizer, settings.dense_initializer)
 
 
-def train(kv: TableWorker, flights: Flights, settings: Settings, rank: int = 0, workers: int = 1) -> Iterator[Progress]:
+def train(kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int = 0, workers: int = 1) -> Iterator[Progress]:
     """Train this worker's share of all epochs, one record a batch; when it ends, all its gradients are applied.
 
     Raises what the calls raise: the first failure of a server ends the training.
@@ -133,7 +133,7 @@ def evaluate(kv: TableWorker, test: Batch) -> Evaluation:
     return Evaluation(auc(test.labels, logits), float(np.mean(log_loss(logits, test.labels))))
 
 
-def _prepared(flights: Flights, settings: Settings, rank: int, workers: int) -> Iterator[tuple[int, Batch]]:
+def _prepared(flights: Flights, settings: DemoSettings, rank: int, workers: int) -> Iterator[tuple[int, Batch]]:
     """(epoch, batch) of all this worker's batches, in order."""
     for epoch in range(settings.epochs):
         for part in epoch_batches(flights.train, settings, epoch, rank, workers):

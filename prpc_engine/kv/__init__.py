@@ -71,6 +71,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL",
+    "SCHEDULER",
+    "SERVER_GROUP",
+    "WORKER_GROUP",
     "Adagrad",
     "Adam",
     "Add",
@@ -108,8 +111,6 @@ __all__ = [
     "Polynomial",
     "Postoffice",
     "RowsLost",
-    "SCHEDULER",
-    "SERVER_GROUP",
     "Schedule",
     "ServerShare",
     "Sgd",
@@ -125,7 +126,6 @@ __all__ = [
     "TopK",
     "Uniform",
     "Versioned",
-    "WORKER_GROUP",
     "WarmUp",
     "WorkerShare",
     "WorkersBehind",

@@ -37,7 +37,7 @@ from pathlib import Path
 import msgspec
 
 from prpc_engine.errors import JournalError
-from prpc_engine.master.tree import Change, Tree
+from prpc_engine.master.tree import Change, NodeTree
 from prpc_engine.node.process_identity import this_process
 
 MAGIC = b"PRPCJRNL"
@@ -127,7 +127,7 @@ def _place(data: bytes, number: int) -> int:
     return at
 
 
-def _apply(tree: Tree, changes: Iterable[Change], name: str, data: bytes, number: int) -> None:
+def _apply(tree: NodeTree, changes: Iterable[Change], name: str, data: bytes, number: int) -> None:
     for change in changes:
         try:
             tree.apply(change)
@@ -155,7 +155,7 @@ def _write_all(fd: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def replay(transactions: Iterable[Transaction], tree: Tree, name: str, data: bytes) -> None:
+def replay(transactions: Iterable[Transaction], tree: NodeTree, name: str, data: bytes) -> None:
     """Make the tree go on. Raises JournalError when they do not follow from it."""
     for number, (version, changes) in enumerate(transactions):
         if version != tree.version + len(changes):
@@ -163,7 +163,7 @@ def replay(transactions: Iterable[Transaction], tree: Tree, name: str, data: byt
         _apply(tree, changes, name, data, number)
 
 
-def snapshot_records(tree: Tree) -> Iterator[bytes]:
+def snapshot_records(tree: NodeTree) -> Iterator[bytes]:
     """A whole snapshot, a record at a time. The last one is empty and has the tree's version: without it a snapshot is none."""
     yield encode_header()
     changes: list[Change] = []
@@ -179,7 +179,7 @@ def snapshot_records(tree: Tree) -> Iterator[bytes]:
     yield encode_record(tree.version, [])
 
 
-def load_snapshot(data: bytes, tree: Tree, name: str) -> None:
+def load_snapshot(data: bytes, tree: NodeTree, name: str) -> None:
     """Make an empty tree what it was. Raises JournalError."""
     transactions, good_bytes = decode(data, name)
     if good_bytes != len(data) or not transactions or transactions[-1][1]:
@@ -234,7 +234,7 @@ class Journal:
         names = [path.name.removeprefix(f"{kind}-") for path in self.folder.glob(f"{kind}-*")]
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def load(self, tree: Tree) -> None:
+    def load(self, tree: NodeTree) -> None:
         """Bring an empty tree to where the last master left it, and be ready to append. Raises JournalError."""
         try:
             snapshots, journals = self._numbers("snapshot"), self._numbers("journal")
@@ -254,7 +254,7 @@ class Journal:
         except OSError as error:
             raise JournalError(f"{error.filename or self.folder} cannot be read or written: {error.strerror}") from error
 
-    def _open_journal(self, tree: Tree | None) -> None:
+    def _open_journal(self, tree: NodeTree | None) -> None:
         """Of this number: replayed into the tree, or made anew where that is None."""
         path = self.folder / f"journal-{self._number}"
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -302,7 +302,7 @@ class Journal:
         """Whether it is time for compact()."""
         return self._bytes > max(COMPACT_BYTES, 2 * self._snapshot_bytes)
 
-    def compact(self, tree: Tree) -> None:
+    def compact(self, tree: NodeTree) -> None:
         """Write the tree as a snapshot and begin a new journal. A failure leaves the old pair, which goes on."""
         self._number += 1
         path = self.folder / f"snapshot-{self._number}"

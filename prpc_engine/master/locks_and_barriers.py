@@ -58,7 +58,7 @@ def role_of(name: str) -> str:
     return f"%role%{component(name)}"
 
 
-class Meetings:
+class LocksAndBarriers:
     """See the file's head. Stands on the registry and keeps nothing of its own."""
 
     def __init__(self, registry: Registry) -> None:

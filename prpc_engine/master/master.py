@@ -24,7 +24,7 @@ from prpc_engine.master.protocol import MASTER_TARGET, host_and_port
 from prpc_engine.master.registry import FIRST_TARGET, Registry
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.method import ENGINE
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.config import TlsSettings, allow_from, check_seconds, check_stall_budget, limits_from, secret_from
 from shard import STALL_BUDGET_S, Driver, Future, Limits, Slab
 
@@ -97,7 +97,7 @@ class Master:
         self._slab = Slab()
         try:
             self._methods = MasterMethods(self._driver.reactor, registry, self._journal)
-            served = Server("master", 0, MASTER_TARGET, self._methods.served, allow=allow_from(None))
+            served = ServedObject("master", 0, MASTER_TARGET, self._methods.served, allow=allow_from(None))
             self._node = Node(
                 self._driver.reactor,
                 self._driver,

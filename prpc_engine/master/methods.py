@@ -20,7 +20,7 @@ import msgspec
 
 from prpc_engine import errors
 from prpc_engine.master.journal import Journal
-from prpc_engine.master.locks_and_barriers import Arrival, Meetings, role_of
+from prpc_engine.master.locks_and_barriers import Arrival, LocksAndBarriers, role_of
 from prpc_engine.master.namespace import NoSuchNode, RegistryError, SessionExpired, TimedOut, component
 from prpc_engine.master.protocol import WATCH_ROUTE
 from prpc_engine.master.registry import DEFAULT_API, Registry
@@ -126,7 +126,7 @@ class MasterMethods:
     def __init__(self, reactor: Reactor, registry: Registry, journal: Journal | None) -> None:
         self._reactor = reactor
         self._registry = registry
-        self._meetings = Meetings(registry)
+        self._meetings = LocksAndBarriers(registry)
         self._journal = journal
         self._failed: errors.JournalError | None = None
         self._sessions: dict[Peer, int] = {}

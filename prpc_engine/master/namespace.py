@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.master.tree import Change, Kind, Node, SessionRecord, Tree
+from prpc_engine.master.tree import Change, Kind, NodeTree, SessionRecord, TreeNode
 from prpc_engine.settings.address import NAME_LENGTH_MAX
 
 PATH_LENGTH_MAX = 4096  # what file systems allow
@@ -94,7 +94,7 @@ class Namespace:
     """
 
     def __init__(self, first_number: int = 0) -> None:
-        self.tree = Tree()
+        self.tree = NodeTree()
         self._first_number = first_number
         self._changes: list[Change] = []
         self._lease_ends: dict[int, float] = {}
@@ -236,7 +236,7 @@ class Namespace:
             )
         return f"/{component(self._session(session).root)}{path}"
 
-    def node(self, full: str) -> Node:
+    def node(self, full: str) -> TreeNode:
         """Raises NoSuchNode."""
         node = self.tree.nodes.get(full)
         if node is None:
@@ -296,7 +296,7 @@ class Namespace:
         self._make(Change(Kind.PUT, full, value, node.version + 1, node.owner))
         return node.version
 
-    def _check_version(self, full: str, node: Node, expected: int) -> None:
+    def _check_version(self, full: str, node: TreeNode, expected: int) -> None:
         if 0 <= expected != node.version:
             raise VersionMismatch(f"{full!r} has version {node.version}, {expected} was expected: read it again")
 

@@ -24,7 +24,7 @@ from typing import Any
 from prpc_engine import errors
 from prpc_engine.master.registry import DEFAULT_API
 from prpc_engine.rpc.marks import marks_of
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 
 logger = logging.getLogger("prpc")
 Ask = Callable[..., Any]  # (number of the request or 0, verb, its arguments): the master's answer
@@ -42,10 +42,10 @@ class _Registered:
     token: str = ""  # of the session over which it was registered again last
 
 
-class Joined:
+class Registration:
     """See the file's head. `served` are the node's servers, by target."""
 
-    def __init__(self, addresses: list[str], shard_of: int, rank: int, served: dict[int, Server]) -> None:
+    def __init__(self, addresses: list[str], shard_of: int, rank: int, served: dict[int, ServedObject]) -> None:
         self.addresses = addresses
         self.shard_of = shard_of
         self.rank = rank
@@ -90,7 +90,7 @@ class Joined:
             if not self._moved(first, one):
                 ask(0, "deregister_server", one.next)
 
-    def _answers_to_next(self, first: int, one: _Registered, server: Server) -> bool:
+    def _answers_to_next(self, first: int, one: _Registered, server: ServedObject) -> bool:
         """Whether that server is still wanted; then the node answers to its next target, too."""
         with self._guard:
             if self._servers.get(first) is not one or self._served.get(first) is not server:

@@ -28,7 +28,7 @@ from prpc_engine.master.namespace import (
     name_of,
     natural,
 )
-from prpc_engine.master.tree import Node
+from prpc_engine.master.tree import TreeNode
 from prpc_engine.rpc.marks import Marks
 
 __all__ = ["SERVERS_PER_NODE_MAX", "Member", "Registry", "RegistryError", "ServerEntry"]
@@ -73,7 +73,7 @@ class Registry(Namespace):
         self._first_target = first_target
         self.first_token = first_token
 
-    def _directory(self, session: int, name: str) -> tuple[str, Node]:
+    def _directory(self, session: int, name: str) -> tuple[str, TreeNode]:
         full = f"{self.full_path(session, '')}/{name}"
         return full, self.node(full)
 

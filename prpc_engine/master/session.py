@@ -28,7 +28,7 @@ from prpc_engine import errors
 from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.refusals import refusal
-from prpc_engine.master.registration import Joined
+from prpc_engine.master.registration import Registration
 from prpc_engine.master.registry import DEFAULT_API
 from prpc_engine.node.node import Node
 from prpc_engine.node.process_identity import this_process
@@ -126,7 +126,7 @@ class MasterSession:
         self._requests: dict[int, _Request] = {}
         self._numbers = itertools.count(1)
         self._peer: Peer | None = None
-        self._joined: Joined | None = None
+        self._joined: Registration | None = None
         self._anew = False  # the session is new and what was joined has to be made again
         self._last_error = ""
         self._closed = False
@@ -290,7 +290,7 @@ class MasterSession:
         """The future of this node's rank; shard_of is the rank of the node that a shard belongs to."""
 
         def joined(rank: int) -> None:
-            self._joined = Joined(addresses, shard_of, rank, self.node.servers)
+            self._joined = Registration(addresses, shard_of, rank, self.node.servers)
 
         return self._when_noted(joined, self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s))
 

@@ -63,7 +63,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
     home: str  # host and process; see process_identity.py
 
 
-class Node:
+class TreeNode:
     """One node. `children` are names, in the order they were made."""
 
     __slots__ = ("children", "owner", "value", "version")
@@ -75,7 +75,7 @@ class Node:
         self.children: dict[str, None] = {}
 
 
-class Session:
+class TreeSession:
     """One session: its record, paths of the nodes it owns, and its latest answers by request."""
 
     __slots__ = ("answers", "owned", "record")
@@ -86,14 +86,14 @@ class Session:
         self.answers: dict[int, str] = {}
 
 
-class Tree:
+class NodeTree:
     """See the file's head. The registry decides which changes there are; this only makes them."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.nodes: dict[str, Node] = {"": Node("", 0, 0)}
+        self.nodes: dict[str, TreeNode] = {"": TreeNode("", 0, 0)}
         self.counters: dict[str, int] = {}
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, TreeSession] = {}
 
     def apply(self, change: Change) -> None:
         """Make one change. Raises KeyError for one that does not fit: a journal of another tree."""
@@ -105,7 +105,7 @@ class Tree:
         elif kind is Kind.COUNT:
             self._count(change)
         elif kind is Kind.OPEN:
-            self.sessions[change.owner] = Session(msgspec.json.decode(change.text, type=SessionRecord))
+            self.sessions[change.owner] = TreeSession(msgspec.json.decode(change.text, type=SessionRecord))
         elif kind is Kind.END:
             del self.sessions[change.owner]
         else:
@@ -128,7 +128,7 @@ class Tree:
             return
         above, _, name = change.path.rpartition("/")
         self.nodes[above].children[name] = None
-        self.nodes[change.path] = Node(change.text, change.number, change.owner)
+        self.nodes[change.path] = TreeNode(change.text, change.number, change.owner)
         if change.owner:
             self.sessions[change.owner].owned[change.path] = None
 
@@ -140,7 +140,7 @@ class Tree:
         if node.owner and node.owner in self.sessions:
             self.sessions[node.owner].owned.pop(path, None)
 
-    def below(self, path: str) -> Iterator[tuple[str, Node]]:
+    def below(self, path: str) -> Iterator[tuple[str, TreeNode]]:
         """The node at `path` and all below it, parents first; nothing when there is none."""
         waiting = [path]
         while waiting:

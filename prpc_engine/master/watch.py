@@ -31,7 +31,7 @@ from prpc_engine.master.protocol import WATCH_TARGET
 from prpc_engine.master.session import CLOSE_TIMEOUT_S, MasterSession
 from prpc_engine.master.tree import Kind
 from prpc_engine.rpc.peer import Peer, calling_peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from shard import ClosedError, Future
 
 logger = logging.getLogger("prpc")
@@ -80,7 +80,7 @@ class Watches:
         self._opening: tuple[Peer, bool] | None = None  # the latest connection, not taken up yet
         session.on_open = self._opened
         session.on_heartbeat = self._counted
-        session.node.servers[WATCH_TARGET] = Server("watches", 0, WATCH_TARGET, {"changed": self._changed})
+        session.node.servers[WATCH_TARGET] = ServedObject("watches", 0, WATCH_TARGET, {"changed": self._changed})
 
     # -- what comes in; from the reactor or the keeper -----------------------------------------------------------------------
 

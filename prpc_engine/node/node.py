@@ -23,7 +23,7 @@ from prpc_engine.node.ended import Ended
 from prpc_engine.node.node_info import ABOUT_TARGET, about_server
 from prpc_engine.rpc.paths import Choice, Paths, Refusal
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import TlsSettings, check_exposure, tcp_checksum_from, tls_from
 from prpc_engine.settings.user_secret import UserSecret
@@ -34,8 +34,7 @@ from shard import (
     AuthenticationError,
     ClosedError,
     Connection,
-    Dealer,
-    DealtPort,
+    DistributedPort,
     Driver,
     ForeignProtocolError,
     ForkedError,
@@ -48,6 +47,7 @@ from shard import (
     ShardError,
     ShmTransport,
     Slab,
+    SocketDistributor,
     TcpListener,
     TcpTransport,
     Transport,
@@ -94,7 +94,7 @@ class Node:
         tls: TlsSettings | None = None,
         values: Values | None = None,
         advertise: Address | None = None,
-        servers: Iterable[Server] = (),
+        servers: Iterable[ServedObject] = (),
         on_peer_lost: Callable[[Peer], None] | None = None,
     ) -> None:
         """`servers` are there for whoever connects at once; more may come."""
@@ -113,7 +113,7 @@ class Node:
         self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
         self.slab = slab
         self._trimmer = Trimmer(slab, reactor)
-        self.servers: dict[int, Server] = {server.target: server for server in servers}
+        self.servers: dict[int, ServedObject] = {server.target: server for server in servers}
         self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers, self.traffic, slab)
         self.on_peer_lost = on_peer_lost or _ignore
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
@@ -195,13 +195,13 @@ class Node:
 
     # -- one port for several processes ----------------------------------------------------------------------------------
 
-    def deal_out(self, dealer: Dealer) -> None:
+    def deal_out(self, dealer: SocketDistributor) -> None:
         """From now on the dealer's takers get what comes to this node's tcp port, while there are any."""
         for listener in self._listeners:
             if isinstance(listener, TcpListener):
                 listener.share(dealer.deal)
 
-    def take(self, port: DealtPort) -> None:
+    def take(self, port: DistributedPort) -> None:
         """Accept what another process's dealer hands over, as if this node listened at its port."""
         self._listeners.append(self._tcp.listen_on(port, self.reactor, self._accept))
 

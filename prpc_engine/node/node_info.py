@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from prpc_engine.node.process_identity import this_process
 from prpc_engine.release import VERSION
 from prpc_engine.rpc.fixed_route import FixedRoute
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.config import allow_from
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ ABOUT, PING, STATISTICS = "about", "ping", "statistics"
 
 def about_server(
     addresses: Callable[[], list[str]],
-    servers: dict[int, Server],
+    servers: dict[int, ServedObject],
     traffic: Callable[[], tuple[list[Peer], dict[str, Ended]]],
     slab: Slab,
-) -> Server:
+) -> ServedObject:
     """The server to put at ABOUT_TARGET of a node that has these."""
 
     def about() -> dict[str, Any]:
@@ -67,7 +67,7 @@ def about_server(
         }
 
     verbs = {ABOUT: about, PING: _nothing, STATISTICS: statistics}
-    return Server("prpc", 0, ABOUT_TARGET, verbs, allow=allow_from(None))
+    return ServedObject("prpc", 0, ABOUT_TARGET, verbs, allow=allow_from(None))
 
 
 def _nothing() -> None:

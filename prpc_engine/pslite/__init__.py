@@ -12,7 +12,7 @@
     prpc launch -s 2 -w 4 -- python train.py
 
 The walk of a verb: kv_worker -> slicer -> wire -> customer (timestamps) -> lane, outbox (priority; alone or with others) -> the
-engine -> endpoint -> mailroom -> kv_server -> its handle. Node ids and groups are in ids.py, variables in environment.py. The
+engine -> endpoint -> customer_router -> kv_server -> its handle. Node ids and groups are in ids.py, variables in environment.py. The
 same names are in prpc_engine.kv.
 """
 
@@ -39,6 +39,9 @@ from prpc_engine.pslite.simple_app import SimpleApp, SimpleData
 
 __all__ = [
     "ALL",
+    "SCHEDULER",
+    "SERVER_GROUP",
+    "WORKER_GROUP",
     "AnswerMismatch",
     "KVMeta",
     "KVPairs",
@@ -47,11 +50,8 @@ __all__ = [
     "KVWorker",
     "KeyRange",
     "Postoffice",
-    "SCHEDULER",
-    "SERVER_GROUP",
     "SimpleApp",
     "SimpleData",
-    "WORKER_GROUP",
     "finalize",
     "get_postoffice",
     "is_scheduler",

@@ -21,7 +21,7 @@ from shard import Future
 ANY = -1
 
 
-class Meetings:
+class Barriers:
     """See the file's head. Called in the reactor's thread."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ from prpc_engine.pslite.customer_router import KV
 from prpc_engine.pslite.outbox import ALONE_MAX, MESSAGES_MAX, Kind, Outbox
 from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.pslite.reliable import PATIENCE_GROWTH_MAX, Dice
-from prpc_engine.pslite.request import Part, Request
+from prpc_engine.pslite.request import NodePart, Timestamp
 from prpc_engine.pslite.wire import FORGOTTEN, INLINE_BYTES_MAX
 from shard import VALUE, Future
 
@@ -53,7 +53,7 @@ BESIDE_BYTES_MAX = 128 << 10  # of one: copying it takes as long as a call
 BESIDE_TOGETHER_BYTES_MAX = 512 << 10  # some 50 us of copying, before the other side has anything to do
 
 
-class Lane:
+class Batcher:
     """See the file's head. Thread-safe. Each part ends by answered(part, value) or failed(part's request, error).
 
     number  of the customer, among those of this process
@@ -65,8 +65,8 @@ class Lane:
         number: int,
         postoffice: Postoffice,
         dice: Dice | None,
-        answered: Callable[[Part, Any], object],
-        failed: Callable[[Request, BaseException], object],
+        answered: Callable[[NodePart, Any], object],
+        failed: Callable[[Timestamp, BaseException], object],
     ) -> None:
         self._node, self._number, self._incarnation = node, number, postoffice.incarnation
         self._submit_to = postoffice.client.submit_to
@@ -77,14 +77,16 @@ class Lane:
         self._succeed, self._fail = answered, failed
         self._no_arrays = ((node, (), 0),)
         self._lock = threading.RLock()  # a part that fails while it is sent lets the next one go
-        self._outbox: Outbox[Part] = Outbox()
-        self._unheard: deque[tuple[Part, Future]] = deque()  # calls whose end nobody is told of, in the order in which they left
+        self._outbox: Outbox[NodePart] = Outbox()
+        self._unheard: deque[tuple[NodePart, Future]] = (
+            deque()
+        )  # calls whose end nobody is told of, in the order in which they left
         self._alone = 0  # so many of the next messages wait for no others
         self._is_flush_due = False
         self._sequence = 0  # of the next part that leaves for the first time
-        self._unanswered: dict[int, Part] = {}  # by sequence, ascending
+        self._unanswered: dict[int, NodePart] = {}  # by sequence, ascending
 
-    def send(self, part: Part, priority: int, stable: bool) -> None:
+    def send(self, part: NodePart, priority: int, stable: bool) -> None:
         """Now, or when its turn comes; `stable` as in Customer.request(). Raises Backpressure."""
         with self._lock:
             is_admitted, kind = self._is_plain and self._outbox.admit(part.nbytes, ALONE_MAX), None
@@ -133,7 +135,7 @@ class Lane:
             part.request.call = None
             call.add_done_callback(partial(self._answered, part))
 
-    def _admit_among_others(self, part: Part, stable: bool) -> tuple[bool, Kind | None]:
+    def _admit_among_others(self, part: NodePart, stable: bool) -> tuple[bool, Kind | None]:
         """Whether it may leave at once all the same, and else what it may leave together with. Under the lock."""
         if self._unheard:
             self.hear_all()  # some may have ended, and at the end of the others what waits leaves
@@ -156,7 +158,7 @@ class Lane:
             sent = self._pump()
         self._listen(sent)
 
-    def _pump(self) -> list[tuple[list[Part], Future]]:
+    def _pump(self) -> list[tuple[list[NodePart], Future]]:
         """Send what may leave; who has been called. Under the lock."""
         sent = []
         while parts := self._outbox.take():
@@ -165,7 +167,7 @@ class Lane:
             sent.append((parts, self._send(parts[0]) if len(parts) == 1 else self._send_together(parts)))
         return sent
 
-    def _listen(self, sent: list[tuple[list[Part], Future]]) -> None:
+    def _listen(self, sent: list[tuple[list[NodePart], Future]]) -> None:
         """Without the lock: what completes meanwhile runs the user's callback here and now."""
         for parts, call in sent:
             self._hear(partial(self._answered, parts[0]) if len(parts) == 1 else partial(self._answered_together, parts), call)
@@ -178,7 +180,7 @@ class Lane:
 
     # -- alone -------------------------------------------------------------------------------------------------------------
 
-    def _send(self, part: Part) -> Future:
+    def _send(self, part: NodePart) -> Future:
         """Call the node. What is wrong becomes the outcome. Under the lock."""
         try:
             if part.request.finished:
@@ -197,13 +199,13 @@ class Lane:
         except Exception as error:
             return _failed(error)
 
-    def _left_s(self, part: Part) -> float:
+    def _left_s(self, part: NodePart) -> float:
         left_s = part.deadline - self._clock()
         if left_s <= 0:
             raise errors.DeadlineExceeded(f"{ids.name_of(self._node)} took too long with what was sent before: slow down")
         return left_s
 
-    def _answered(self, part: Part, call: Future) -> None:
+    def _answered(self, part: NodePart, call: Future) -> None:
         error = call._outcome if call.finished != VALUE else None
         if not self._is_plain:
             if self._dice is not None and self._dice.drops():
@@ -223,7 +225,7 @@ class Lane:
         if sent is not None:
             self._listen(sent)
 
-    def _send_again_after(self, part: Part, pause_s: float) -> None:
+    def _send_again_after(self, part: NodePart, pause_s: float) -> None:
         """In the reactor."""
 
         def send() -> None:
@@ -235,7 +237,7 @@ class Lane:
 
     # -- together ----------------------------------------------------------------------------------------------------------
 
-    def _send_together(self, parts: list[Part]) -> Future:
+    def _send_together(self, parts: list[NodePart]) -> Future:
         """As _send(), of parts of equal timeouts. The last one's deadline is that of all: they came within a moment."""
         try:
             left_s = self._left_s(parts[-1])
@@ -244,7 +246,7 @@ class Lane:
         except Exception as error:
             return _failed(error)
 
-    def _answered_together(self, parts: list[Part], call: Future) -> None:
+    def _answered_together(self, parts: list[NodePart], call: Future) -> None:
         if call.finished != VALUE:
             self._finished(parts)
             for part in parts:
@@ -273,14 +275,14 @@ class Lane:
                 later = _failed(error)
             self._hear(partial(self._answered_late, part), later)
 
-    def _finished(self, parts: list[Part]) -> None:
+    def _finished(self, parts: list[NodePart]) -> None:
         """They are answered, or lost: what waits may leave."""
         with self._lock:
             waits = self._outbox.finished(sum([part.nbytes for part in parts]), len(parts))
             sent = self._pump() if waits else []
         self._listen(sent)
 
-    def _answered_late(self, part: Part, call: Future) -> None:
+    def _answered_late(self, part: NodePart, call: Future) -> None:
         self._finished([part])
         error = call._outcome if call.finished != VALUE else None
         if isinstance(error, errors.NotSent) or (error is None and type(call._outcome) is int and call._outcome == FORGOTTEN):

@@ -22,10 +22,10 @@ from typing import Any, NoReturn
 
 from prpc_engine import errors
 from prpc_engine.pslite import ids
-from prpc_engine.pslite.batcher import Lane
+from prpc_engine.pslite.batcher import Batcher
 from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.pslite.reliable import Dice
-from prpc_engine.pslite.request import MISSING, Part, Request
+from prpc_engine.pslite.request import MISSING, NodePart, Timestamp
 from shard import VALUE, ClosedError
 
 REQUEST_TIMEOUT_S = 60.0  # of a request that is given none: servers may wait for other workers before they answer
@@ -48,9 +48,9 @@ class Customer:
         self.new_timestamp = self._timestamps.__next__  # for one request()
         self._given = 0  # at least so many timestamps have been
         self._guard = threading.Lock()
-        self._open: dict[int, Request] = {}
+        self._open: dict[int, Timestamp] = {}
         self._failed: dict[int, BaseException] = {}
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, Batcher] = {}
         settings = postoffice.settings
         self._dice = Dice(settings.drop_percent, settings.drop_seed, 0) if settings.drop_percent else None
 
@@ -71,14 +71,14 @@ class Customer:
         Raises Backpressure where there is no room for the first part; where there is none for a later one, wait() does."""
         count = len(parts)
         answers = [MISSING] * count
-        request = self._open[timestamp] = Request(self._driver, 0, None, None, None, timestamp, count, answers, finish, parts)
+        request = self._open[timestamp] = Timestamp(self._driver, 0, None, None, None, timestamp, count, answers, finish, parts)
         if not count:
             self._complete(request)
         if timeout_s is None:
             timeout_s = self.request_timeout_s
         deadline = _now() + timeout_s
         for index, (node, arguments, nbytes) in enumerate(parts):
-            part = Part(request, index, kind, arguments, nbytes, timeout_s, deadline)
+            part = NodePart(request, index, kind, arguments, nbytes, timeout_s, deadline)
             try:
                 (self._lanes.get(node) or self._lane_to(node)).send(part, priority, stable)
             except errors.Backpressure as error:
@@ -89,8 +89,8 @@ class Customer:
                 break
         return timestamp
 
-    def _lane_to(self, node: int) -> Lane:
-        lane = Lane(node, self._number, self._postoffice, self._dice, self._count, self._fail)
+    def _lane_to(self, node: int) -> Batcher:
+        lane = Batcher(node, self._number, self._postoffice, self._dice, self._count, self._fail)
         return self._lanes.setdefault(node, lane)
 
     def wait(self, timestamp: int, timeout_s: float | None = None) -> None:
@@ -168,7 +168,7 @@ class Customer:
         for lane in list(self._lanes.values()):
             lane.hear_all()
 
-    def _count(self, part: Part, answer: Any) -> None:
+    def _count(self, part: NodePart, answer: Any) -> None:
         request = part.request
         request.answers[part.index] = answer
         if len(request.answers) > 1:
@@ -179,7 +179,7 @@ class Customer:
         if not request.finished:
             self._complete(request)
 
-    def _complete(self, request: Request) -> None:
+    def _complete(self, request: Timestamp) -> None:
         if request.finish is not None:
             try:
                 request.finish(request.timestamp, request.answers)
@@ -190,7 +190,7 @@ class Customer:
         self._open.pop(request.timestamp, None)
         request.set_result(None)
 
-    def _fail(self, request: Request, error: BaseException) -> None:
+    def _fail(self, request: Timestamp, error: BaseException) -> None:
         with self._guard:
             if request.timestamp not in self._open:
                 return  # it failed before

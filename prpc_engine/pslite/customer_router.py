@@ -26,7 +26,7 @@ KV, SIMPLE = "kv", "simple"  # kinds of requests
 Handler = Callable[..., Any]
 
 
-class Mailroom:
+class CustomerRouter:
     """See the file's head. `name` of the node is for texts."""
 
     def __init__(self, name: str, reactor: Reactor) -> None:

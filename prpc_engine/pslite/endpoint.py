@@ -10,8 +10,8 @@ from typing import Any
 
 from prpc_engine.errors import Backpressure
 from prpc_engine.pslite import wire
-from prpc_engine.pslite.barriers import Meetings
-from prpc_engine.pslite.customer_router import KV, SIMPLE, Mailroom
+from prpc_engine.pslite.barriers import Barriers
+from prpc_engine.pslite.customer_router import KV, SIMPLE, CustomerRouter
 from prpc_engine.pslite.reliable import Arrivals, Dice
 from prpc_engine.pslite.wire import FORGOTTEN
 from prpc_engine.rpc.failure_codes import told
@@ -21,13 +21,15 @@ from shard import Future, Reactor
 LATE_MAX = 65536  # answers that are to come later, of requests that came together
 
 
-class Endpoint:
+class NodeEndpoint:
     """Its public methods are those of the RPC server. `dice` loses what arrives; None: nothing is lost."""
 
-    def __init__(self, mailroom: Mailroom, reactor: Reactor, members: Callable[[int], Sequence[int]], dice: Dice | None) -> None:
-        self._mailroom, self._reactor, self._members, self._dice = mailroom, reactor, members, dice
-        self._early, self._handlers = mailroom.early, mailroom.handlers[KV]
-        self._arrivals, self.meetings = Arrivals(), Meetings()
+    def __init__(
+        self, customer_router: CustomerRouter, reactor: Reactor, members: Callable[[int], Sequence[int]], dice: Dice | None
+    ) -> None:
+        self._customer_router, self._reactor, self._members, self._dice = customer_router, reactor, members, dice
+        self._early, self._handlers = customer_router.early, customer_router.handlers[KV]
+        self._arrivals, self.meetings = Arrivals(), Barriers()
         self._late: dict[int, Future] = {}
         self._numbers = itertools.count(secrets.randbits(62))  # those of another process of this node id are others
 
@@ -79,7 +81,7 @@ class Endpoint:
         """One request of a SimpleApp: sender, customer id, timestamp, head, body."""
         if self._dice is not None and self._dice.drops():
             return Future()
-        return self._mailroom.take(SIMPLE, app_id, message)
+        return self._customer_router.take(SIMPLE, app_id, message)
 
     def once(self, incarnation: int, lane: int, sequence: int, floor: int, kind: str, *message: Any) -> Any:
         """One of those, which may come again: reliable.py."""
@@ -116,7 +118,7 @@ class Endpoint:
             handler = self._handlers.get(fields[0])
             if handler is not None:
                 return handler(head, fields, arrays)
-        return self._mailroom.take(KV, fields[0], (head, fields, arrays), arrays)
+        return self._customer_router.take(KV, fields[0], (head, fields, arrays), arrays)
 
     def _take_simple(self, app_id: int, *message: Any) -> Any:
-        return self._mailroom.take(SIMPLE, app_id, message)
+        return self._customer_router.take(SIMPLE, app_id, message)

@@ -56,7 +56,7 @@ REQUIRED = ("DMLC_ROLE", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI
 
 
 @dataclass(frozen=True)
-class Settings:
+class JobSettings:
     """See the file's head."""
 
     role: str
@@ -82,7 +82,7 @@ class Settings:
         return ("server", "worker") if self.role == JOINT else (self.role,)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], role: str | None = None, rank: int = -1) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str], role: str | None = None, rank: int = -1) -> JobSettings:
         """`role` and `rank` go before what the environment says. Raises ConfigError, which names the variable."""
         given = dict(environment)
         if role is not None:

@@ -75,7 +75,7 @@ class KVServer(SimpleApp):
             raise BadArguments(f"set_request_handle({handle!r}): a function of (meta, pairs, server) is allowed")
         is_first, self._handle = self._handle is None, handle
         if is_first:
-            self._mailroom.add_handler(KV, self.app_id, self._on_request)
+            self._customer_router.add_handler(KV, self.app_id, self._on_request)
 
     def register_recv_buffer(self, worker_rank: int, keys: Keys, vals: Vals, lens: Lens | None = None) -> None:
         """From now on what that worker pushes to that one key lands in `vals`, which the handle gets as pairs.vals: the same
@@ -109,7 +109,7 @@ class KVServer(SimpleApp):
     def close(self) -> None:
         """Handle no more requests: they wait for the next server of this id. Again: does nothing."""
         super().close()
-        self._mailroom.remove_handler(KV, self.app_id, self._on_request)
+        self._customer_router.remove_handler(KV, self.app_id, self._on_request)
         if self._threads is not None:
             self._threads.close()
 
@@ -126,8 +126,8 @@ class KVServer(SimpleApp):
         later = answer.outcome()
         try:
             self._threads.put(ids.rank_of(sender), partial(self._run_in_thread, meta, pairs))
-        except Closed:  # by another thread, after the mailroom gave us the request: it has others to give it to by now
-            return self._mailroom.take(KV, self.app_id, (head, fields, arrays), arrays)
+        except Closed:  # by another thread, after the customer_router gave us the request: it has others to give it to by now
+            return self._customer_router.take(KV, self.app_id, (head, fields, arrays), arrays)
         return later
 
     def _run(self, meta: KVMeta, pairs: KVPairs) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from prpc_engine.errors import ConfigError
 from prpc_engine.pslite.environment import NODES_MAX
 from prpc_engine.pslite.ids import JOINT, name_of, node_id
-from prpc_engine.settings.local_job import Job, JobReport, reserved_ports
+from prpc_engine.settings.local_job import JobReport, LocalJob, reserved_ports
 
 RESTARTS_MAX = 1_000_000  # so that a command that always dies ends some time
 ATTEMPT = "DMLC_NUM_ATTEMPT"
@@ -48,7 +48,7 @@ def launch(
     common.update(DMLC_NUM_SERVER=str(servers), DMLC_NUM_WORKER=str(workers), DMLC_PS_ROOT_URI="127.0.0.1")
     roles = ["scheduler"]
     roles += [JOINT] * servers if joint else ["server"] * servers + ["worker"] * (1 if customers else workers)
-    with reserved_ports(1) as (port,), Job(timeout_s, restarts) as job:
+    with reserved_ports(1) as (port,), LocalJob(timeout_s, restarts) as job:
         common.update(DMLC_PS_ROOT_PORT=str(port))
         ranks = dict.fromkeys(roles, 0)
         for role in roles:

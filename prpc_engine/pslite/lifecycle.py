@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from prpc_engine import errors
 from prpc_engine.pslite import ids
-from prpc_engine.pslite.environment import Settings
+from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.postoffice import BARRIER_TIMEOUT_S, START_TIMEOUT_S, Postoffice
 
 logger = logging.getLogger("prpc")
@@ -44,7 +44,7 @@ def start(
     with _changing:
         is_first = _postoffice is None
         if _postoffice is None:
-            settings = Settings.from_environment(os.environ, role, rank)
+            settings = JobSettings.from_environment(os.environ, role, rank)
             _be_verbose(settings.verbose)
             _postoffice = Postoffice(settings, timeout_s, _left_job)
         postoffice = _postoffice

@@ -31,9 +31,9 @@ from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.master.master import Master
 from prpc_engine.pslite import ids
 from prpc_engine.pslite.barriers import ANY
-from prpc_engine.pslite.customer_router import Mailroom
-from prpc_engine.pslite.endpoint import Endpoint
-from prpc_engine.pslite.environment import Settings
+from prpc_engine.pslite.customer_router import CustomerRouter
+from prpc_engine.pslite.endpoint import NodeEndpoint
+from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.reliable import Dice, follow
 from prpc_engine.service.service import SERVERS_PATH, RpcService
 from prpc_engine.service.serving import RpcServer
@@ -63,7 +63,7 @@ class Postoffice:
     Raises ConfigError, AddressInUse (the scheduler's address is taken), MasterUnreachable (no scheduler in timeout_s seconds).
     """
 
-    def __init__(self, settings: Settings, timeout_s: float = START_TIMEOUT_S, left_job: int = 0) -> None:
+    def __init__(self, settings: JobSettings, timeout_s: float = START_TIMEOUT_S, left_job: int = 0) -> None:
         self.settings = settings
         self.role = settings.role
         self.key_ranges = ids.key_ranges(settings.servers)
@@ -72,8 +72,8 @@ class Postoffice:
         self.customers = itertools.count()  # numbers of Customer objects
         self.is_recovery = False
         self._places: dict[Place, int] = {}  # node ids; 0: being taken
-        self._mailrooms: dict[int, Mailroom] = {}  # by node id
-        self._endpoints: dict[int, Endpoint] = {}
+        self._customer_routers: dict[int, CustomerRouter] = {}  # by node id
+        self._endpoints: dict[int, NodeEndpoint] = {}
         self._servers: dict[int, RpcServer] = {}
         self._passed: dict[tuple[int, int], int] = {}  # barriers, by customer and group
         self._on_close: list[Callable[[], object]] = []
@@ -219,15 +219,15 @@ class Postoffice:
             seen = self._changes
             for wanted in [rank * size + instance] if rank >= 0 else range(count):
                 node = ids.node_id(role, wanted)
-                mailroom = Mailroom(ids.name_of(node), self.driver.reactor)
+                customer_router = CustomerRouter(ids.name_of(node), self.driver.reactor)
                 settings = self.settings
                 dice = Dice(settings.drop_percent, settings.drop_seed, node) if settings.drop_percent else None
-                endpoint = Endpoint(mailroom, self.driver.reactor, self.members, dice)
+                endpoint = NodeEndpoint(customer_router, self.driver.reactor, self.members, dice)
                 try:
                     server = self._service.create_server(SERVICE, endpoint, node)
                 except errors.NodeExists:
                     continue  # a living node has it
-                self._mailrooms[node], self._endpoints[node] = mailroom, endpoint
+                self._customer_routers[node], self._endpoints[node] = customer_router, endpoint
                 self._servers[node] = server
                 try:
                     if self._service.master_client.count_up(f"{SERVICE} {node}") > 0:
@@ -245,7 +245,7 @@ class Postoffice:
 
     def _give_back(self, node: int) -> None:
         """Somebody else may take that node id."""
-        del self._mailrooms[node], self._endpoints[node]
+        del self._customer_routers[node], self._endpoints[node]
         self._servers.pop(node).close()
 
     # -- facts -----------------------------------------------------------------------------------------------------------
@@ -277,9 +277,9 @@ class Postoffice:
             self._expects_requests = True
             self.driver.take_over()
 
-    def mailroom(self, node: int) -> Mailroom:
+    def customer_router(self, node: int) -> CustomerRouter:
         """That of one of this process's node ids."""
-        return self._mailrooms[node]
+        return self._customer_routers[node]
 
     def on_close(self, callback: Callable[[], object]) -> None:
         """Run callback() when this process leaves, while others can still be answered."""
@@ -385,7 +385,9 @@ class Postoffice:
             except TimeoutError:  # DeadlineExceeded, too
                 return (holder,)
 
-    def _meet_here(self, endpoint: Endpoint, group: int, nodes: Sequence[int], patience_s: float, passed: int) -> Sequence[int]:
+    def _meet_here(
+        self, endpoint: NodeEndpoint, group: int, nodes: Sequence[int], patience_s: float, passed: int
+    ) -> Sequence[int]:
         """The same where this process holds it."""
         opened = Future(self.driver)
         self.driver.reactor.call_soon(lambda: follow(opened, endpoint.barrier(group, nodes, patience_s, passed)))

@@ -12,7 +12,7 @@ from shard import Future
 MISSING = object()  # an answer that has not come; None is one
 
 
-class Request(Future):
+class Timestamp(Future):
     """One timestamp."""
 
     timestamp: int = 0
@@ -23,10 +23,10 @@ class Request(Future):
     call: Future | None = None  # that alone answers it and that nobody hears of: who wants to know looks there
 
 
-class Part(msgspec.Struct, eq=False):
+class NodePart(msgspec.Struct, eq=False):
     """What goes to one node."""
 
-    request: Request
+    request: Timestamp
     index: int
     kind: str
     arguments: tuple[Any, ...]

@@ -110,13 +110,13 @@ class SimpleApp:
                 f"a {type(self).__name__} at a {self.postoffice.role}: only nodes with DMLC_ROLE={self.role}, or joint, have one"
             )
         self.node = self.postoffice.node_of(customer_id, self.role, instance)
-        self._mailroom = self.postoffice.mailroom(self.node)
+        self._customer_router = self.postoffice.customer_router(self.node)
         self._customer = Customer(self.postoffice, app_id, request_timeout_s)
         self._request_handle = request_handle
         self._response_handle = response_handle
         if request_handle is not None:
             self.postoffice.expect_requests()
-        self._mailroom.add_handler(SIMPLE, app_id, self._on_simple_request)
+        self._customer_router.add_handler(SIMPLE, app_id, self._on_simple_request)
 
     def set_request_handle(self, handle: SimpleHandle) -> None:
         """handle(data, app) has to call app.response(data, body), then or later. Where requests may be on their way already, give
@@ -158,7 +158,7 @@ class SimpleApp:
 
     def close(self) -> None:
         """Handle no more requests: they wait for the next application of this id. Again: does nothing."""
-        self._mailroom.remove_handler(SIMPLE, self.app_id, self._on_simple_request)
+        self._customer_router.remove_handler(SIMPLE, self.app_id, self._on_simple_request)
 
     def _on_simple_request(self, sender: int, customer_id: int, timestamp: int, head: int, body: str) -> Any:
         handle = self._request_handle

@@ -39,7 +39,7 @@ CALL_ID_BITS = 40
 SENDING_S, SENDING_LOOKS_MAX = 0.001, 1000
 
 
-class Client(Protocol):
+class CallOwner(Protocol):
     """Who made a call."""
 
     def failed(self, call: Call, error: BaseException) -> bool:
@@ -52,7 +52,7 @@ class Call(Future):
     table: CallTable | None = None
     call_id: int = 0
     asked: tuple[str, Any] = ("", None)  # method and route
-    client: Client | None = None  # hears of a failure first, and may try again; None: the failure is the end
+    client: CallOwner | None = None  # hears of a failure first, and may try again; None: the failure is the end
     body: bytes = b""  # of the request, for trying again
     blocks: Sequence[NDArray[Any]] = ()
     sent: float = 0.0  # when; like the deadline, set once the request is on its way; 0.0: it is not

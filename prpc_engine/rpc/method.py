@@ -29,7 +29,7 @@ _ON_THE_WAY = (
     "halves",
     "hedging",
     "job",
-    "mender",
+    "dispatcher",
     "method",
     "node",
     "peer",

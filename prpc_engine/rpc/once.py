@@ -42,7 +42,7 @@ Answer = TypeVar("Answer")
 Identity = tuple[int, int]  # proven name of the caller, number of the call
 
 
-class Entry(Generic[Running, Answer]):
+class OnceEntry(Generic[Running, Answer]):
     """One call: `running` until it is answered, then with an `answer`; with neither when that was too large.
 
     `asked`: what was called, and by whom, for who has to compare it with what comes again."""
@@ -57,7 +57,7 @@ class Entry(Generic[Running, Answer]):
         self.answered = 0.0  # when
 
 
-class Window(Generic[Running, Answer]):
+class OnceWindow(Generic[Running, Answer]):
     """See the file's head. What runs is bounded by who runs it, what was answered here."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Window(Generic[Running, Answer]):
         self.answer_bytes_max = bytes_max // ANSWER_SHARE
         self.forgotten = 0  # answers that a bound has driven out
         self.nbytes = 0  # of the answers kept
-        self._entries: dict[Identity, Entry[Running, Answer]] = {}
+        self._entries: dict[Identity, OnceEntry[Running, Answer]] = {}
         self._answered: deque[Identity] = deque()  # oldest first
         self._floors: OrderedDict[int, int] = OrderedDict()  # by caller; the one raised last is the last
         self._floors_are_gone = False  # of some callers
@@ -80,7 +80,7 @@ class Window(Generic[Running, Answer]):
         """Answers kept."""
         return len(self._answered)
 
-    def find(self, call: Identity) -> Entry[Running, Answer] | None:
+    def find(self, call: Identity) -> OnceEntry[Running, Answer] | None:
         """What is known of that call."""
         return self._entries.get(call)
 
@@ -103,7 +103,7 @@ class Window(Generic[Running, Answer]):
     def begin(self, call: Identity, running: Running, asked: Any = None) -> None:
         """A call that refusal() has nothing against is taken on."""
         assert call not in self._entries
-        self._entries[call] = Entry(running, asked)
+        self._entries[call] = OnceEntry(running, asked)
 
     def drop(self, call: Identity) -> None:
         """A call that was taken on will not run."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prpc_engine import errors
 from prpc_engine.archive import DECODE_ERRORS, PLAIN_BYTES_MAX, Archive
-from prpc_engine.rpc.call import CALL_ID_BITS, NEVER, TIMEOUT_S, Call, CallTable, Client
+from prpc_engine.rpc.call import CALL_ID_BITS, NEVER, TIMEOUT_S, Call, CallOwner, CallTable
 from prpc_engine.rpc.context import inherited_s, wait_in_ms, who_asked
 from prpc_engine.rpc.failure_codes import error_for, failure_message
 from prpc_engine.rpc.flow_control import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
@@ -41,7 +41,7 @@ from prpc_engine.rpc.message import (
     method_key,
 )
 from prpc_engine.rpc.paths import Choice
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.rpc.stream import Stream, StreamCall, stream_call
 from shard import (
     CONTEXT,
@@ -73,7 +73,7 @@ _pack, _unpack = HEADER.pack, HEADER.unpack_from
 Blocks = list[NDArray[np.uint8]] | tuple[()]
 
 
-class Route(Protocol):
+class Destination(Protocol):
     """Where a request goes: the server's number, and its name for texts (str)."""
 
     target: int
@@ -101,7 +101,7 @@ class Peer:
         connection: Connection[Any],
         reactor: Reactor,
         waiter: Any,
-        servers: dict[int, Server],
+        servers: dict[int, ServedObject],
         on_lost: Callable[[Peer], None],
         archive: Archive | None = None,
         choice: Choice | None = None,
@@ -152,13 +152,13 @@ class Peer:
 
     def request(
         self,
-        route: Route,
+        route: Destination,
         method: str,
         key: int,
         arguments: tuple[Any, ...],
         timeout_s: float | None,
         stable: bool,
-        client: Client | None = None,
+        client: CallOwner | None = None,
     ) -> Call:
         """Send one request; `client` hears of its failure first, where it could be sent again. Raises NotSent, Backpressure,
         BadArguments, ShmFull."""
@@ -185,7 +185,7 @@ class Peer:
         call.overall, call.sent = call.deadline, now
         return call
 
-    def resend(self, call: Call, route: Route, timeout_s: float | None, kind: int = REQUEST) -> None:
+    def resend(self, call: Call, route: Destination, timeout_s: float | None, kind: int = REQUEST) -> None:
         """Send the request of a pending call, which waited for this connection or failed elsewhere; as a REPEAT it keeps its
         number, which the server knows it by. Raises as request()."""
         method = call.asked[0]
@@ -207,7 +207,7 @@ class Peer:
             raise
         call.sent = self._set_deadline(call, timeout_s)
 
-    def open(self, route: Route, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Stream:
+    def open(self, route: Destination, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Stream:
         """Begin a stream; it counts as a call in flight. Raises as request()."""
         if CONTEXT.value is not None:
             timeout_s = inherited_s(timeout_s, self.reactor.clock)
@@ -216,7 +216,7 @@ class Peer:
         self._open(call, route, key, body, blocks, timeout_s, False)
         return Stream(call, self.reactor.call_soon)
 
-    def open_encoded(self, call: StreamCall, route: Route, timeout_s: float | None) -> None:
+    def open_encoded(self, call: StreamCall, route: Destination, timeout_s: float | None) -> None:
         """The same, of a stream that waited for this connection."""
         body, blocks = self.decoder.for_peer(call.body, call.blocks)
         self._open(call, route, method_key(call.asked[0]), body, blocks, timeout_s, True)
@@ -224,7 +224,7 @@ class Peer:
     def _open(
         self,
         call: StreamCall,
-        route: Route,
+        route: Destination,
         key: int,
         body: bytes,
         blocks: Sequence[NDArray[Any]],
@@ -306,7 +306,7 @@ class Peer:
                 self.reactor.call_soon(partial(self._arm, deadline))
         return now
 
-    def notify(self, route: Route, method: str, key: int, arguments: tuple[Any, ...]) -> None:
+    def notify(self, route: Destination, method: str, key: int, arguments: tuple[Any, ...]) -> None:
         """Send one notification: no answer comes. Raises as request()."""
         body, blocks = self._encode_arguments(arguments)
         try:
@@ -314,7 +314,7 @@ class Peer:
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
 
-    def notify_encoded(self, route: Route, method: str, body: bytes, blocks: Sequence[NDArray[Any]]) -> None:
+    def notify_encoded(self, route: Destination, method: str, body: bytes, blocks: Sequence[NDArray[Any]]) -> None:
         """The same, of arguments that waited for this connection."""
         body, blocks = self.decoder.for_peer(body, blocks)
         try:
@@ -322,14 +322,14 @@ class Peer:
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
 
-    def _too_many(self, method: str, route: Route) -> errors.Backpressure:
+    def _too_many(self, method: str, route: Destination) -> errors.Backpressure:
         connection = self.connection
         return errors.Backpressure(
             f"{method!r} was not sent to {route} over {connection.transport}: {len(self._in_flight)} calls to {connection.peer} "
             f"wait for answers, {self._calls_max} may (limit calls_in_flight_max); wait for some first, or see why it is slow"
         )
 
-    def _not_sent(self, error: ShardError, method: str, route: Route | str) -> Exception:
+    def _not_sent(self, error: ShardError, method: str, route: Destination | str) -> Exception:
         text = f"{method!r} was not sent to {route} over {self.connection.transport}: {error}"
         if isinstance(error, ShmFull):
             return errors.ShmFull(text)

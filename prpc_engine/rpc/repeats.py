@@ -25,7 +25,7 @@ from prpc_engine.errors import text_of
 from prpc_engine.rpc.failure_codes import failure_message
 from prpc_engine.rpc.job import Caller, Job, pass_on_interrupt
 from prpc_engine.rpc.message import HEADER, REPLY, Status
-from prpc_engine.rpc.once import Identity, Window
+from prpc_engine.rpc.once import Identity, OnceWindow
 from shard import PeerIdentity, PeerLostError, ShardError
 
 logger = logging.getLogger("prpc")
@@ -36,7 +36,7 @@ class Repeats:
     """See the file's head. Owned by one server; called in the reactor's thread."""
 
     def __init__(self, answers_max: int, bytes_max: int) -> None:
-        self.window: Window[Job, Answer] = Window(answers_max, bytes_max)
+        self.window: OnceWindow[Job, Answer] = OnceWindow(answers_max, bytes_max)
         self.answered = 0  # calls that came again and were not run again
 
     def answer(self, peer: Caller, call_id: int) -> bool:

@@ -54,7 +54,7 @@ Blocks = list[NDArray[np.uint8]] | tuple[()]  # of one message, ours: emptied as
 
 
 @dataclass(frozen=True)
-class ServerStatistics:
+class ServedStatistics:
     """What one server did."""
 
     requests: int = 0  # and notifications, whose handler ran or is queued
@@ -93,7 +93,7 @@ class Bounds:
                 raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is allowed")
 
 
-class Server:
+class ServedObject:
     """Methods under one target number. Owned by its node; called in the reactor's thread."""
 
     def __init__(
@@ -138,10 +138,10 @@ class Server:
 
     # -- what it tells of itself -----------------------------------------------------------------------------------------
 
-    def statistics(self) -> ServerStatistics:
+    def statistics(self) -> ServedStatistics:
         """A snapshot."""
         refused = dict(self.refused)
-        return ServerStatistics(
+        return ServedStatistics(
             requests=self.requests,
             failures=self.failures,
             rejected=sum(refused.values()),

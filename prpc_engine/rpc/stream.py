@@ -80,7 +80,7 @@ class Carrier(Protocol):
         """See Peer."""
 
 
-class Line:
+class StreamLine:
     """The caller's way to the server: what a stream sends apart from OPEN goes through here."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class StreamCall(Call, kw_only=True):
 
     inbox: Inbox
     window: Window
-    line: Line
+    line: StreamLine
     ready: Future  # done when it is open, or over
 
     def opened(self, has_credit: bool) -> None:
@@ -139,7 +139,7 @@ class StreamCall(Call, kw_only=True):
 
 def stream_call(waiter: Waits | None, **fields: Any) -> StreamCall:
     """A new one; `fields` are those of Call."""
-    line = Line()
+    line = StreamLine()
     inbox, window = Inbox(waiter, line.grant), Window(waiter, 0)
     call = StreamCall(waiter, inbox=inbox, window=window, line=line, ready=Future(waiter), **fields)
     call.add_done_callback(_finish)

@@ -16,7 +16,7 @@ from prpc_engine import errors
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node import slab
 from prpc_engine.node.node import Node, Values
-from prpc_engine.rpc.server import Bounds, Server
+from prpc_engine.rpc.server import Bounds, ServedObject
 from prpc_engine.rpc.timing import Timing
 from prpc_engine.service.shard_statistics import NodeFigures
 from prpc_engine.settings.address import Address
@@ -102,14 +102,16 @@ async def serve_in_shard(
     that died, whose id is waited for as long as its lease may last."""
     here = _here()
     served = factory()
-    Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
+    ServedObject(name, server_id, 0, served)  # refuse a bad object before the master hears of it
     give_up_at = here.node.reactor.clock() + (here.settings.lease_s + AFTER_LEASE_S if again else 0.0)
     here.starting.add(number)
     while True:
         target = None
         try:
             given, target = await here.session.prepare_server(name, server_id)
-            here.node.servers[target] = Server(name, given, target, served, bounds, here.settings.allow, here.settings.timing)
+            here.node.servers[target] = ServedObject(
+                name, given, target, served, bounds, here.settings.allow, here.settings.timing
+            )
             await here.session.register_server(name, given, target)
         except BaseException as error:
             if target is not None:
@@ -146,7 +148,7 @@ def figures_of_shard() -> NodeFigures:
     return NodeFigures.of(_here().node)
 
 
-async def _drain(here: _ShardNode, server: Server, drain_s: float) -> None:
+async def _drain(here: _ShardNode, server: ServedObject, drain_s: float) -> None:
     over = here.node.reactor.sleep(drain_s)
     server.stop().add_done_callback(lambda _: over.set_result(None))
     await over

@@ -11,7 +11,7 @@ from prpc_engine import errors
 from prpc_engine.client.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node.node import Node
-from prpc_engine.rpc.server import Bounds, Server, ServerStatistics
+from prpc_engine.rpc.server import Bounds, ServedObject, ServedStatistics
 from prpc_engine.rpc.timing import Timing
 from prpc_engine.service.in_shard import figures_of_shard
 from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
@@ -52,7 +52,7 @@ class RpcServer:
         """Of the only server; of the first when there is one in every shard."""
         return self.server_ids[0]
 
-    def statistics(self) -> ServerStatistics:
+    def statistics(self) -> ServedStatistics:
         """What it did. One in shards: the sum of its instances, which are asked; of one that does not answer within
         shard_figures.TIMEOUT_S, what it said last; of those that were started again, what each life said last as well."""
         server = self._owner.node.servers.get(self._target) if self._sharded is None else None
@@ -129,12 +129,12 @@ class Servers:
         if served is None:
             queue = ServerQueue(name, self.driver)
             served, bounds = queue.methods(), bounds or Bounds(tasks_max=QUEUE_REQUESTS_MAX)
-        Server(name, server_id, 0, served)  # refuse a bad object before the master hears of it
+        ServedObject(name, server_id, 0, served)  # refuse a bad object before the master hears of it
         self._check_open()
         while True:
             given, target = self.session.prepare_server(name, server_id).result()
             # Before the master tells clients of it: none of them is faster than this line.
-            self.node.servers[target] = Server(name, given, target, served, bounds, self.allow, self.timing)
+            self.node.servers[target] = ServedObject(name, given, target, served, bounds, self.allow, self.timing)
             self.driver.take_over()
             try:
                 self.session.register_server(name, given, target).result()
@@ -189,7 +189,7 @@ class Servers:
                 self._drain(server, drain_s)
             self.node.servers.pop(target, None)
 
-    def _deregister(self, server: Server, target: int) -> None:
+    def _deregister(self, server: ServedObject, target: int) -> None:
         """Have the master tell clients, before they are refused here."""
         told = self.session.deregister_server(target)
         while True:
@@ -209,7 +209,7 @@ class Servers:
                     )
                     return
 
-    def _drain(self, server: Server, drain_s: float) -> None:
+    def _drain(self, server: ServedObject, drain_s: float) -> None:
         """Let what has begun go on for so long, then end it."""
         stopped, cut = Future(self.driver), Future(self.driver)
         in_reactor = self.driver.reactor.call_soon

@@ -21,7 +21,7 @@ from prpc_engine.node.ended import Ended
 from prpc_engine.node.node import Node
 from prpc_engine.node.node_info import ABOUT_TARGET
 from prpc_engine.rpc.peer import PeerStatistics
-from prpc_engine.rpc.server import ServerStatistics
+from prpc_engine.rpc.server import ServedStatistics
 from prpc_engine.rpc.timing import MethodTiming
 from shard import Future, ShardError, ShardGroup, ShardStatistics, SlabStatistics
 
@@ -33,7 +33,7 @@ class NodeFigures:
     """What one node did: whom it talked to, what it served, what it holds."""
 
     peers: tuple[PeerStatistics, ...]
-    servers: dict[str, ServerStatistics]  # by "service/server id"
+    servers: dict[str, ServedStatistics]  # by "service/server id"
     slab: SlabStatistics
     ended: dict[str, Ended]  # by transport: what connections did that are over
     pid: int  # of its process
@@ -60,13 +60,13 @@ class PastFigures:
     """What the earlier lives of one shard did, by what each of them said last."""
 
     ended: dict[str, Ended] = field(default_factory=dict)  # by transport: all their connections are over
-    servers: dict[str, ServerStatistics] = field(default_factory=dict)
+    servers: dict[str, ServedStatistics] = field(default_factory=dict)
 
     def with_life(self, last: NodeFigures) -> PastFigures:
         """One more life is over."""
         servers = dict(self.servers)
         for name, one in last.servers.items():
-            servers[name] = replace(total_of((one, servers.get(name, ServerStatistics()))), tasks=0, queued=0)
+            servers[name] = replace(total_of((one, servers.get(name, ServedStatistics()))), tasks=0, queued=0)
         return PastFigures(all_ended(last, self.ended), servers)
 
 
@@ -80,7 +80,7 @@ def all_ended(last: NodeFigures, before: dict[str, Ended]) -> dict[str, Ended]:
     return ended
 
 
-def total_of(all_statistics: Iterable[ServerStatistics]) -> ServerStatistics:
+def total_of(all_statistics: Iterable[ServedStatistics]) -> ServedStatistics:
     """The sum of what several servers did."""
     counts: Counter[str] = Counter()
     refused: Counter[str] = Counter()
@@ -90,7 +90,7 @@ def total_of(all_statistics: Iterable[ServerStatistics]) -> ServerStatistics:
         for method, timing in one.timings.items():
             timings[method] = timings[method] + timing if method in timings else timing
         counts.update({name: value for name, value in vars(one).items() if isinstance(value, int)})
-    return ServerStatistics(**counts, refused=dict(refused), timings=timings)
+    return ServedStatistics(**counts, refused=dict(refused), timings=timings)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.endpoint_map import FILE_NAME, DataEndpoints, EndpointMap, data_endpoints
-from prpc_engine.settings.network import DATA_PORT_OFFSET, ENDPOINT_MAP_FOLDER, Found
+from prpc_engine.settings.network import DATA_PORT_OFFSET, ENDPOINT_MAP_FOLDER, FoundValue
 
 FILE_BYTES_MAX = 16 << 20  # what the 65,536 tasks of the largest job need, three times over
 
@@ -32,7 +32,7 @@ class EndpointMapFile:
     text: str | None
 
     @classmethod
-    def read(cls, named: Found[str]) -> EndpointMapFile:
+    def read(cls, named: FoundValue[str]) -> EndpointMapFile:
         """Read it in that folder, "" for the working directory. Raises ConfigError: a folder that was named and has no such
         file, or a file that cannot be read."""
         folder = os.path.abspath(named.value)

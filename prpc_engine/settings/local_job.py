@@ -46,7 +46,7 @@ _libc = ctypes.CDLL(None)  # before any fork: a child may only call what is load
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProcess:
     """One process that is over. `code` as the shell has it: 128 + n for signal n."""
 
     name: str
@@ -61,7 +61,7 @@ class JobReport:
     they were started again, the last in each place."""
 
     code: int
-    ended: tuple[Ended, ...]
+    ended: tuple[EndedProcess, ...]
 
     def __str__(self) -> str:
         again = [f"{each.name} ended with {each.code} and was started again" for each in self.ended if each.came_again]
@@ -87,7 +87,7 @@ class _Place:
     attempt: int = 0
 
 
-class Job:
+class LocalJob:
     """See the file's head. A context manager: none of the processes outlives it.
 
     timeout_s   for all of it, in seconds; None: no limit
@@ -103,7 +103,7 @@ class Job:
         self._running: dict[int, tuple[_Place, subprocess.Popen[bytes]]] = {}  # by pidfd
         self._working: set[int] = set()  # of these, who does not only serve
         self._watched = selectors.DefaultSelector()
-        self._ended: list[Ended] = []
+        self._ended: list[EndedProcess] = []
         self._is_ending = False
         # Of this job alone, where nobody has said which: processes of other jobs of this user are strangers.
         self._own = {} if has_secret() else {"PRPC_SECRET": secrets.token_hex(SECRET_BYTES)}
@@ -160,7 +160,7 @@ class Job:
             self._signal(process, signal.SIGKILL)  # what it left behind, while the number is still its own
             status = process.wait()
             comes_again = self._comes_again(place, status) and not code
-            ended = Ended(place.name, status if status >= 0 else SIGNALLED - status, self._is_ending, comes_again)
+            ended = EndedProcess(place.name, status if status >= 0 else SIGNALLED - status, self._is_ending, comes_again)
             self._ended.append(ended)
             if comes_again:
                 self._start_again(place, ended.code)
@@ -193,7 +193,7 @@ class Job:
         with contextlib.suppress(ProcessLookupError):  # all of the group has ended
             os.killpg(process.pid, number)
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> LocalJob:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
+class FoundValue(Generic[T]):
     """A value and where it comes from: "NAME='text'", or "default"."""
 
     value: T
@@ -75,13 +75,15 @@ class Variable(Generic[T]):
     read: Callable[[str, str], T]  # name, text -> value; raises ConfigError
     default: T
 
-    def find(self, environ: Mapping[str, str]) -> Found[T]:
+    def find(self, environ: Mapping[str, str]) -> FoundValue[T]:
         """What the environment says. Raises ConfigError for what is not allowed, and for names that disagree."""
-        found = [Found(self.read(name, environ[name]), f"{name}={environ[name]!r}") for name in self.names if name in environ]
+        found = [
+            FoundValue(self.read(name, environ[name]), f"{name}={environ[name]!r}") for name in self.names if name in environ
+        ]
         for other in found[1:]:
             if other.value != found[0].value:
                 raise ConfigError(f"{found[0].origin} and {other.origin}: they are one setting; unset one, or set both alike")
-        return found[0] if found else Found(self.default, "default")
+        return found[0] if found else FoundValue(self.default, "default")
 
 
 def _whole(least: int, most: int = INT64_MAX) -> Callable[[str, str], int]:
@@ -161,16 +163,16 @@ class NetworkSettings:
         works = job_name in (WORKER, CHIEF)
         connections = len(cluster.addresses)
         asked = (WORKER_CORES if works else PS_CORES if job_name == PS else OTHER_CORES).find(environ)
-        cores = Found(
+        cores = FoundValue(
             max(1, min(asked.value, connections)), f"{asked.origin}: min({asked.value}, {connections} tasks in the cluster)"
         )
         unpinned = (WORKER_UNPINNED if works else PS_UNPINNED).find(environ)
         timeout_ms = CONNECTION_TIMEOUT_MS.find(environ)
-        found: dict[str, Found[Any]] = {
+        found: dict[str, FoundValue[Any]] = {
             "cores": cores,
             "polling": (WORKER_POLLING if works else PS_POLLING).find(environ),
-            "pin_cores": Found(not unpinned.value, unpinned.origin),
-            "connection_timeout_s": Found(timeout_ms.value / 1e3, timeout_ms.origin),
+            "pin_cores": FoundValue(not unpinned.value, unpinned.origin),
+            "connection_timeout_s": FoundValue(timeout_ms.value / 1e3, timeout_ms.origin),
             "endpoint_map_folder": ENDPOINT_MAP_FOLDER.find(environ),
             "data_port_offset": DATA_PORT_OFFSET.find(environ),
             "task_index": TASK_INDEX.find(environ),

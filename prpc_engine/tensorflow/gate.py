@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prpc_engine.tensorflow.rewrite import Part
+from prpc_engine.tensorflow.rewrite import GraphPart
 
 GIVE, CLEAR = "prpc_gate_give", "prpc_gate_clear"
 _BOOL, _INT32 = 10, 3
 
 
-def with_gate(part: Part, name: str) -> Part:
+def with_gate(part: GraphPart, name: str) -> GraphPart:
     """A copy of a part that may wait; `name` is of its queue, and no other's."""
     gated = replace(part, graph=type(part.graph)(), targets=[*part.targets, "prpc_gate_check", "prpc_gate_done"], waiting=[])
     gated.graph.CopyFrom(part.graph)

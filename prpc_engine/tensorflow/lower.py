@@ -24,7 +24,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.functions import called
-from prpc_engine.tensorflow.nodes import RESOURCE, VARIANT, Edge, Graph, Node, has_random_state, is_seeded, text_of
+from prpc_engine.tensorflow.nodes import RESOURCE, VARIANT, Edge, Graph, GraphNode, has_random_state, is_seeded, text_of
 from prpc_engine.tensorflow.partition import ALIASES, Unsupported
 from prpc_engine.tensorflow.place import Placer
 
@@ -77,7 +77,7 @@ class _Random:
         self._functions = {function.signature.name: function for function in graph.definition.library.function}
         self._known: dict[str, bool] = {}
 
-    def is_in(self, node: Node) -> bool:
+    def is_in(self, node: GraphNode) -> bool:
         """Whether one of its functions has one."""
         return any(map(self._has, called(node.definition)))
 
@@ -121,7 +121,7 @@ def _add_fetch(definition: Any, graph: Graph, edge: Edge) -> Edge:
     return node.name, 0
 
 
-def _is_of_several(graph: Graph, placer: Placer, own: Task, node: Node) -> bool:
+def _is_of_several(graph: Graph, placer: Placer, own: Task, node: GraphNode) -> bool:
     """Whether no one task can run it."""
     handles = {_root(graph, edge) for edge, kind in zip(node.inputs, node.in_types, strict=True) if kind == RESOURCE}
     if any(graph.nodes[name].op in FUNCTIONAL for name in handles):

@@ -71,7 +71,7 @@ def is_seeded(definition: Any) -> bool:
     return any(definition.attr[name].i for name in SEEDS if name in definition.attr)
 
 
-class Node:
+class GraphNode:
     """One node. `definition` is its NodeDef, which nobody changes."""
 
     __slots__ = (
@@ -139,7 +139,7 @@ class Graph:
         self.definition, self.signature_of = definition, signature_of
         functions = {function.signature.name: Signature.of(function.signature) for function in definition.library.function}
         known: dict[str, Signature] = {}
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, GraphNode] = {}
         for node in definition.node:
             signature = known.get(node.op)
             if signature is None:
@@ -147,7 +147,7 @@ class Graph:
                 if signature is None:
                     raise KeyError(f"node {node.name!r} is of the unknown op {node.op!r}")
                 known[node.op] = signature
-            self.nodes[node.name] = Node(node, signature)
+            self.nodes[node.name] = GraphNode(node, signature)
 
     def needed(self, fetches: Sequence[Edge], targets: Iterable[str], feeds: Sequence[Edge]) -> set[str]:
         """Nodes that the fetches and targets need."""
@@ -173,11 +173,11 @@ class Graph:
             node.input[:] = [texts.get(text, text) for text in node.input]
         return Graph(definition, self.signature_of)
 
-    def made_of(self, handle: Node) -> list[Node]:
+    def made_of(self, handle: GraphNode) -> list[GraphNode]:
         """The nodes that make a handle's inputs, in an order in which they can run, and last the handle itself."""
-        found: dict[str, Node] = {}
+        found: dict[str, GraphNode] = {}
 
-        def visit(node: Node) -> None:
+        def visit(node: GraphNode) -> None:
             for name, _ in node.inputs:
                 if name not in found:
                     visit(self.nodes[name])
@@ -186,7 +186,7 @@ class Graph:
         visit(handle)
         return list(found.values())
 
-    def varying_source(self, handle: Node, feeds: Iterable[Edge]) -> Edge | None:
+    def varying_source(self, handle: GraphNode, feeds: Iterable[Edge]) -> Edge | None:
         """Of what a handle is made of, an edge whose value may change from step to step, if there is one."""
         fed = frozenset(feeds)
         for node in self.made_of(handle):

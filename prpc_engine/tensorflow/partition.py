@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from prpc_engine.cluster.names import device
 from prpc_engine.settings.cluster_spec import Task
-from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Edge, Graph, Node, text_of
+from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Edge, Graph, GraphNode, text_of
 from prpc_engine.tensorflow.place import Placer
 
 SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})  # the last one is of a Case
@@ -76,7 +76,7 @@ class Branch(NamedTuple):
 NO_BRANCHES: frozenset[Branch] = frozenset()
 
 
-class Kind(enum.Enum):
+class OpKind(enum.Enum):
     """See the table at the top."""
 
     CONSTANT = "constant"
@@ -89,9 +89,9 @@ class Kind(enum.Enum):
     OTHER = "of another task"
 
 
-REMOTE = frozenset({Kind.OTHER, Kind.VALUED_READ, Kind.VALUED_HANDLE})  # members of stages
-RUN = REMOTE | {Kind.OWN}
-READS = frozenset({Kind.READ, Kind.VALUED_READ})
+REMOTE = frozenset({OpKind.OTHER, OpKind.VALUED_READ, OpKind.VALUED_HANDLE})  # members of stages
+RUN = REMOTE | {OpKind.OWN}
+READS = frozenset({OpKind.READ, OpKind.VALUED_READ})
 
 
 class Unsupported(ValueError):
@@ -120,7 +120,7 @@ class Plan:
 
     graph: Graph
     own: Task
-    kinds: Mapping[str, Kind]  # of the nodes that the step needs
+    kinds: Mapping[str, OpKind]  # of the nodes that the step needs
     controls: Mapping[str, Sequence[str]]  # what each of them waits for without a value
     branches: Mapping[str, frozenset[Branch]]
     frames: Mapping[str, Frame]
@@ -139,7 +139,7 @@ def cut(graph: Graph, placer: Placer, own: Task, fetches: Sequence[Edge], target
     return _Cutter(graph, placer, own, fetches, targets, feeds).plan()
 
 
-def is_constant(node: Node) -> bool:
+def is_constant(node: GraphNode) -> bool:
     """It may be copied to wherever it is needed."""
     return node.op == "Const" and not node.controls
 
@@ -161,7 +161,7 @@ class _Cutter:
         self.order = self._sorted(graph.needed(fetches, targets, feeds))
         self.tasks = placer.place(graph, self.order)
         self.roots: dict[Edge, str] = {}
-        self.kinds: dict[str, Kind] = {name: self._kind(self.nodes[name]) for name in self.order}
+        self.kinds: dict[str, OpKind] = {name: self._kind(self.nodes[name]) for name in self.order}
         self.controls = {name: self._controls(self.nodes[name]) for name in self.order}
         self.branches: dict[str, frozenset[Branch]] = {}
         self.frames: dict[str, Frame] = {}
@@ -189,13 +189,13 @@ class _Cutter:
 
     # -- what there is -----------------------------------------------------------------------------------------------------
 
-    def _controls(self, node: Node) -> list[str]:
+    def _controls(self, node: GraphNode) -> list[str]:
         """What it waits for, without the placeholders that are fed; what the aliases that it uses wait for, which do not run."""
         own = [name for name in node.controls if name not in self.given]
         passed = (name for source in (*(name for name, _ in node.inputs), *own) for name in self.passed.get(source, ()))
         return list(dict.fromkeys((*own, *passed)))
 
-    def _forward(self, node: Node) -> list[Edge]:
+    def _forward(self, node: GraphNode) -> list[Edge]:
         """Its inputs that nodes make, but for the back edges of loops."""
         is_back = node.op in MERGES
         return [edge for edge in node.inputs if edge not in self.fed and not (is_back and self.nodes[edge[0]].op in NEXTS)]
@@ -225,15 +225,15 @@ class _Cutter:
             raise Unsupported(f"the graph has a cycle through {min(needed - set(found))!r}")
         return found
 
-    def _kind(self, node: Node) -> Kind:
+    def _kind(self, node: GraphNode) -> OpKind:
         """And, of another task's nodes, the handles behind their outputs."""
         name, task = node.name, self.tasks[node.name]
         if is_constant(node):
-            return Kind.CONSTANT
+            return OpKind.CONSTANT
         root = self.roots.get(node.inputs[0]) if node.inputs and node.inputs[0] not in self.fed else None
         if root is not None and node.op == "Identity" and node.out_types[0] != RESOURCE:
             self.tasks[name] = self.tasks[root]  # wherever it should be: the variable is read there
-            return Kind.OTHER if node.controls else Kind.READ
+            return OpKind.OTHER if node.controls else OpKind.READ
         if node.is_handle and node.inputs:
             edge = self.graph.varying_source(node, self.feeds)
             if edge is not None:
@@ -242,10 +242,10 @@ class _Cutter:
                     "step to step: make it of constants"
                 )
         if task == self.own:
-            return Kind.OWN
+            return OpKind.OWN
         if node.is_handle:
             self.roots.update({(name, index): name for index in range(len(node.out_types))})
-            return Kind.HANDLE
+            return OpKind.HANDLE
         if root is not None:
             # An op on a reference (Assign, RefSwitch) yields that reference, too.
             handles = [i for i, kind in enumerate(node.out_types) if kind >= REF or (kind == RESOURCE and node.op in ALIASES)]
@@ -253,10 +253,10 @@ class _Cutter:
             if handles and node.op in ALIASES:
                 if node.op not in BORDERS:
                     self.passed[name] = self._controls(node)
-                return Kind.ALIAS
+                return OpKind.ALIAS
         if node.op in MERGES and (RESOURCE in node.out_types or node.op == "RefMerge"):
             raise Unsupported(f"{node.op} {name!r} chooses between handles of {device(task)}, which {device(self.own)} cannot do")
-        return Kind.OWN if node.op in OWN_OPS or node.is_of_step else Kind.OTHER
+        return OpKind.OWN if node.op in OWN_OPS or node.is_of_step else OpKind.OTHER
 
     def _branches_of(self, edge: Edge) -> frozenset[Branch]:
         if edge in self.fed:
@@ -290,11 +290,11 @@ class _Cutter:
         wanted = list(self.fetches)
         for name in self.order:
             kind, node = self.kinds[name], self.nodes[name]
-            if kind is Kind.OWN:
+            if kind is OpKind.OWN:
                 wanted.extend(node.inputs)
-            elif kind is Kind.OTHER:
+            elif kind is OpKind.OTHER:
                 wanted.extend(edge for edge in node.inputs if self._crosses(edge, name))
-            if kind in (Kind.OTHER, Kind.READ):
+            if kind in (OpKind.OTHER, OpKind.READ):
                 wanted.extend(one.predicate for one in self.branches[name])
         while wanted:
             edge = wanted.pop()
@@ -303,13 +303,13 @@ class _Cutter:
             name, kind = edge[0], self.kinds[edge[0]]
             if edge in self.roots and self.nodes[name].out_types[edge[1]] == RESOURCE:
                 raise Unsupported(f"{text_of(edge)!r} is a handle at {device(self.tasks[name])}: it cannot be a value elsewhere")
-            if kind is Kind.ALIAS:  # a Switch of the value then, at the own task
-                self.kinds[name] = Kind.OWN
+            if kind is OpKind.ALIAS:  # a Switch of the value then, at the own task
+                self.kinds[name] = OpKind.OWN
                 wanted.extend(self.nodes[name].inputs)
-            elif kind is Kind.READ:
-                self.kinds[name] = Kind.VALUED_READ
-            elif kind is Kind.HANDLE:
-                self.kinds[name] = Kind.VALUED_HANDLE
+            elif kind is OpKind.READ:
+                self.kinds[name] = OpKind.VALUED_READ
+            elif kind is OpKind.HANDLE:
+                self.kinds[name] = OpKind.VALUED_HANDLE
 
     def _crosses(self, edge: Edge, user: str) -> bool:
         return edge not in self.fed and self.tasks[edge[0]] != self.tasks[user]
@@ -323,12 +323,12 @@ class _Cutter:
         for edge in self._forward(node):
             kind = kinds[edge[0]]
             is_here = remote and self.tasks[edge[0]] == self.tasks[name]
-            if kind in RUN and not (is_here and kind in (Kind.VALUED_READ, Kind.VALUED_HANDLE)):
+            if kind in RUN and not (is_here and kind in (OpKind.VALUED_READ, OpKind.VALUED_HANDLE)):
                 found.add(edge[0])
         if remote:
             predicates = [one.predicate for one in self.branches[name] if one.predicate not in self.fed]
             found.update(source for source, _ in predicates if kinds[source] in RUN)
-        if node.op in EXITS and kinds[name] is Kind.OWN:
+        if node.op in EXITS and kinds[name] is OpKind.OWN:
             found |= self._within(self.frames[node.inputs[0][0]])
         return found
 
@@ -349,7 +349,7 @@ class _Cutter:
         others: list[str] = []
 
         def free(name: str) -> None:
-            (own if self.kinds[name] is Kind.OWN else others).append(name)
+            (own if self.kinds[name] is OpKind.OWN else others).append(name)
 
         for name, count in missing.items():
             if not count:
@@ -389,7 +389,7 @@ class _Cutter:
                 for follower in after[name]:
                     missing[follower] -= 1
                     if not missing[follower]:
-                        if self.kinds[follower] is Kind.OWN:
+                        if self.kinds[follower] is OpKind.OWN:
                             own.append(follower)
                         else:
                             now.append(follower)
@@ -426,10 +426,10 @@ class _Cutter:
                 source = edge[0]
                 if edge in self.fed:
                     feeds[edge] = None
-                elif source in members or self.kinds[source] is Kind.CONSTANT:
+                elif source in members or self.kinds[source] is OpKind.CONSTANT:
                     continue
                 elif self.tasks[source] == stage.task and (edge in self.roots or self.kinds[source] in READS):
-                    if self.kinds[source] is Kind.OTHER:
+                    if self.kinds[source] is OpKind.OTHER:
                         after[source] = None
                 else:
                     feeds[edge] = None

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from prpc_engine.cluster.names import device as text_of
 from prpc_engine.settings.cluster_spec import Task
-from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Graph, Node
+from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Graph, GraphNode
 
 
 class Misplaced(ValueError):
@@ -80,7 +80,7 @@ class Placer:
             for other in () if node.is_of_step else node.colocated():
                 if other in parent:
                     parent[root(node.name)] = root(other)
-        chosen: dict[str, tuple[Node, Task]] = {}
+        chosen: dict[str, tuple[GraphNode, Task]] = {}
         for node in nodes:
             task = self._wanted(node)
             if task is None:
@@ -91,7 +91,7 @@ class Placer:
                 chosen[group] = node, task
         return {node.name: chosen[root(node.name)][1] if root(node.name) in chosen else self._own for node in nodes}
 
-    def _wins(self, node: Node, task: Task, other: Node, other_task: Task) -> bool:
+    def _wins(self, node: GraphNode, task: Task, other: GraphNode, other_task: Task) -> bool:
         """Whether the node, and not the other one before it, says where their group goes."""
         if _rank(node) != _rank(other):
             return _rank(node) > _rank(other)
@@ -102,7 +102,7 @@ class Placer:
             f"{text_of(other_task)} and {text_of(task)}"
         )
 
-    def _wanted(self, node: Node) -> Task | None:
+    def _wanted(self, node: GraphNode) -> Task | None:
         if node.is_of_step:
             return self._own
         device = self._parsed.get(node.device)
@@ -125,7 +125,7 @@ class Placer:
             raise self._unknown(node)
         return task
 
-    def _unknown(self, node: Node) -> Misplaced:
+    def _unknown(self, node: GraphNode) -> Misplaced:
         there = ", ".join(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0" for task in sorted(self._tasks))
         return Misplaced(
             f"Cannot assign a device for operation {node.name}: {{{{node {node.name}}}}} was explicitly assigned to "
@@ -133,5 +133,5 @@ class Placer:
         )
 
 
-def _rank(node: Node) -> int:
+def _rank(node: GraphNode) -> int:
     return 2 if node.is_handle else int(node.is_of_step)

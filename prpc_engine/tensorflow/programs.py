@@ -38,7 +38,7 @@ from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.stages import RUNS_AT_ONCE_MAX, Registered, Stages
-from prpc_engine.tensorflow.transfers import Block
+from prpc_engine.tensorflow.transfers import StageBlock
 from shard import Future, ShardError
 
 PROGRAM, STEP, GIVE_UP = "tf.program", "tf.step", "tf.give_up"
@@ -52,7 +52,7 @@ class _Block(NamedTuple):
     sends: list[tuple[str, str, bool]]  # to which task, which key; a token
 
 
-def pack_block(block: Block, handle: int) -> list[Any]:
+def pack_block(block: StageBlock, handle: int) -> list[Any]:
     """What program() is given of it; `handle`: of its stage."""
     receives = [[device(one.source), one.keys, one.kinds] for one in block.receives]
     return [handle, receives, block.feeds, block.fetches, [[device(to), key, token] for to, key, token in block.sends]]

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine.tensorflow.functions import Functions
-from prpc_engine.tensorflow.nodes import BOOL, REF, STRING, VARIANT, Edge, Node, is_seeded, text_of
-from prpc_engine.tensorflow.partition import BLOCKING, READS, REMOTE, Branch, Kind, Plan, Stage, of_frame
+from prpc_engine.tensorflow.nodes import BOOL, REF, STRING, VARIANT, Edge, GraphNode, is_seeded, text_of
+from prpc_engine.tensorflow.partition import BLOCKING, READS, REMOTE, Branch, OpKind, Plan, Stage, of_frame
 
 ITERATORS = frozenset({"IteratorV2", "Iterator", "OneShotIterator"})
 # Types that numpy lacks go over as integers of their size: qint8, quint8, qint32, qint16, quint16. And variants as strings.
@@ -40,7 +40,7 @@ class Fixed:
 
 
 @dataclass
-class Part:
+class GraphPart:
     """What one task runs. Names are those of the graph, and of `fixed` where they are there."""
 
     graph: Any  # a GraphDef
@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Call:
+class StageCall:
     """An op of the own part that calls a stage: its function's token, and that of what sends before it, "" when it does both."""
 
     stage: Stage
@@ -72,9 +72,9 @@ class Rewriter:
 
     # -- a stage -----------------------------------------------------------------------------------------------------------
 
-    def stage(self, stage: Stage) -> Part:
+    def stage(self, stage: Stage) -> GraphPart:
         """What its task is sent once, and runs each step."""
-        part = Part(self._new_graph())
+        part = GraphPart(self._new_graph())
         part.graph.versions.CopyFrom(self._plan.graph.definition.versions)
         members, kinds = set(stage.members), self._plan.kinds
         names = {edge: self._add_feed(part, number, edge) for number, edge in enumerate(stage.feeds)}
@@ -85,7 +85,7 @@ class Rewriter:
             name = edge[0]
             if edge in names:
                 return names[edge]
-            if name in members and kinds[name] is not Kind.VALUED_HANDLE:
+            if name in members and kinds[name] is not OpKind.VALUED_HANDLE:
                 used.add(name)
                 return text_of(edge)
             if edge in self._plan.roots:
@@ -101,10 +101,10 @@ class Rewriter:
 
         for name in stage.members:
             node = self._nodes[name]
-            if kinds[name] is Kind.VALUED_HANDLE or self._is_private(node):
+            if kinds[name] is OpKind.VALUED_HANDLE or self._is_private(node):
                 self._fix(part, node)
             else:
-                controls = [one for one in self._plan.controls[name] if one in members and kinds[one] is not Kind.VALUED_HANDLE]
+                controls = [one for one in self._plan.controls[name] if one in members and kinds[one] is not OpKind.VALUED_HANDLE]
                 used.update(controls)
                 self._copy(part, node, map(source, node.inputs), (one for one in controls if one not in part.fixed))
                 if node.op in BLOCKING:
@@ -118,10 +118,10 @@ class Rewriter:
 
     # -- the own task --------------------------------------------------------------------------------------------------------
 
-    def own(self, calls: Sequence[Call]) -> Part:
+    def own(self, calls: Sequence[StageCall]) -> GraphPart:
         """What the own task runs."""
         plan, kinds = self._plan, self._plan.kinds
-        part = Part(self._new_graph())
+        part = GraphPart(self._new_graph())
         part.graph.versions.CopyFrom(plan.graph.definition.versions)
         fed = {edge: self._add_placeholder(part, number, self._type(edge)) for number, edge in enumerate(plan.feeds)}
         copied: set[str] = set()
@@ -139,10 +139,10 @@ class Rewriter:
             if edge in outputs:
                 return outputs[edge]
             node = self._nodes[name]
-            if kinds[name] is Kind.CONSTANT and name not in copied:
+            if kinds[name] is OpKind.CONSTANT and name not in copied:
                 copied.add(name)
                 self._copy(part, node, (), ())
-            elif kinds[name] is Kind.OWN and (node.is_handle or self._is_private(node)):
+            elif kinds[name] is OpKind.OWN and (node.is_handle or self._is_private(node)):
                 self._fix(part, node)
             return text_of(edge)
 
@@ -167,7 +167,7 @@ class Rewriter:
                 kind = kinds.get(name)  # None: a placeholder that is fed
                 if kind in REMOTE:
                     found[f"prpc_call_{plan.stage_of[name].number}"] = None
-                elif kind is Kind.OWN:
+                elif kind is OpKind.OWN:
                     if not self._nodes[name].is_handle and not self._is_private(self._nodes[name]):
                         found[name] = None
                 elif kind is not None:
@@ -196,7 +196,9 @@ class Rewriter:
         self._add_functions(part)
         return part
 
-    def _add_call(self, part: Part, call: Call, source: Callable[[Edge], str], controls: list[str], sends: Sequence[str]) -> None:
+    def _add_call(
+        self, part: GraphPart, call: StageCall, source: Callable[[Edge], str], controls: list[str], sends: Sequence[str]
+    ) -> None:
         stage = call.stage
         inputs = [self._add_bits(part, source(edge), self._type(edge), self._carried(edge)) for edge in stage.feeds]
         in_types = [self._carried(edge) for edge in stage.feeds]
@@ -223,7 +225,7 @@ class Rewriter:
         kind = self._type(edge)
         return _CARRIED.get(kind, kind)
 
-    def _add_placeholder(self, part: Part, number: int, kind: int) -> str:
+    def _add_placeholder(self, part: GraphPart, number: int, kind: int) -> str:
         name = f"prpc_feed_{number}"
         node = part.graph.node.add(name=name, op="Placeholder")
         node.attr["dtype"].type = kind
@@ -231,12 +233,12 @@ class Rewriter:
         part.feeds.append(f"{name}:0")
         return name
 
-    def _add_feed(self, part: Part, number: int, edge: Edge) -> str:
+    def _add_feed(self, part: GraphPart, number: int, edge: Edge) -> str:
         return self._add_bits(
             part, self._add_placeholder(part, number, self._carried(edge)), self._carried(edge), self._type(edge)
         )
 
-    def _add_bits(self, part: Part, source: str, kind: int, wanted: int) -> str:
+    def _add_bits(self, part: GraphPart, source: str, kind: int, wanted: int) -> str:
         """The same bits as another type, where that is one."""
         if kind == wanted:
             return source
@@ -252,7 +254,7 @@ class Rewriter:
             node.attr["T"].type, node.attr["type"].type = kind, wanted
         return str(node.name)
 
-    def _copy(self, part: Part, node: Node, inputs: Iterable[str], controls: Iterable[str]) -> Any:
+    def _copy(self, part: GraphPart, node: GraphNode, inputs: Iterable[str], controls: Iterable[str]) -> Any:
         sources = list(inputs)  # first: they add nodes of their own
         copy = part.graph.node.add()
         if node.has_random_state and is_seeded(node.definition):
@@ -264,7 +266,7 @@ class Rewriter:
         copy.input.extend(f"^{name}" for name in controls)
         return copy
 
-    def _call_kernel(self, part: Part, node: Node, call: Any) -> None:
+    def _call_kernel(self, part: GraphPart, node: GraphNode, call: Any) -> None:
         """Have `call` run the kernel that the session has of this node, whichever part it stands in.
 
         A copy in each part would begin its sequence anew with each set of fetches. TensorFlow's own sessions have one a node.
@@ -285,14 +287,16 @@ class Rewriter:
         call.attr["Tin"].list.type.extend(node.in_types)
         call.attr["Tout"].list.type.extend(node.out_types)
 
-    def _is_private(self, node: Node) -> bool:
+    def _is_private(self, node: GraphNode) -> bool:
         return (
             node.has_random_state
             and not node.controls
-            and all(self._plan.kinds.get(name) is Kind.CONSTANT and (name, 0) not in self._plan.feeds for name, _ in node.inputs)
+            and all(
+                self._plan.kinds.get(name) is OpKind.CONSTANT and (name, 0) not in self._plan.feeds for name, _ in node.inputs
+            )
         )
 
-    def _fix(self, part: Part, node: Node) -> str:
+    def _fix(self, part: GraphPart, node: GraphNode) -> str:
         """See to it that it is made; its name."""
         if node.name not in part.fixed:
             definitions = []
@@ -309,7 +313,7 @@ class Rewriter:
             part.fixed[node.name] = Fixed(definitions, is_private)
         return node.name
 
-    def _add_functions(self, part: Part) -> None:
+    def _add_functions(self, part: GraphPart) -> None:
         """Those that its nodes call."""
         made_once = [*part.fixed.values(), *part.kernels.values()]
         nodes = [*part.graph.node, *(one for fixed in made_once for one in fixed.definitions)]

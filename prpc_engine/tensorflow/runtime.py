@@ -31,7 +31,7 @@ from tensorflow.python.ops import gen_state_ops as states
 from tensorflow.python.ops import script_ops
 
 from prpc_engine.tensorflow.gate import CLEAR, GIVE, with_gate
-from prpc_engine.tensorflow.rewrite import Fixed, Part
+from prpc_engine.tensorflow.rewrite import Fixed, GraphPart
 
 IN_CALLERS_THREAD = -1  # RunOptions.inter_op_thread_pool
 
@@ -86,7 +86,7 @@ class _Copy:
         self.has_failed = False  # its gate may hold what that run left
 
 
-class Waiting:
+class WaitingPart:
     """A part that may wait for another step (gate.py). Each run has a copy of it that no other run has at that time.
 
     a run       event                   next
@@ -95,7 +95,7 @@ class Waiting:
     running     give_up()               over: its gate ends it
     """
 
-    def __init__(self, runtime: Runtime, part: Part, scope: str) -> None:
+    def __init__(self, runtime: Runtime, part: GraphPart, scope: str) -> None:
         self._runtime, self._part, self._scope = runtime, part, scope
         self._guard = threading.Lock()
         self._idle = [self._copy()]  # now: what is wrong with the graph is to be found when it is loaded
@@ -176,20 +176,20 @@ class Runtime:
         self._fixed: dict[tuple[str, bytes], Any] = {}  # the operation, by session ("": of all) and definition
         self._resets: dict[str, int] = {}  # how often, by container
 
-    def load(self, part: Part, scope: str) -> Loaded:
+    def load(self, part: GraphPart, scope: str) -> Loaded:
         """Make a part ready to run; `scope` is the user's session. Raises errors of TensorFlow and ValueError for a bad graph."""
         with self._lock:
             options, _, functions = self._add(part, scope)
             return Loaded(self.session, options, functions)
 
-    def load_with(self, part: Part, scope: str, targets: Sequence[str]) -> list[Loaded]:
+    def load_with(self, part: GraphPart, scope: str, targets: Sequence[str]) -> list[Loaded]:
         """The same, and more of its ops, each of which can be run by itself."""
         with self._lock:
             options, prefix, functions = self._add(part, scope)
             others = [config_pb2.CallableOptions(target=[f"{prefix}/{one}"], run_options=options.run_options) for one in targets]
             return [Loaded(self.session, one, functions) for one in (options, *others)]
 
-    def _add(self, part: Part, scope: str) -> tuple[Any, str, list[Callable[..., Any]]]:
+    def _add(self, part: GraphPart, scope: str) -> tuple[Any, str, list[Callable[..., Any]]]:
         fixed = {name: self._fix(one, part, scope) for name, one in part.fixed.items()}
         wanted = {text for node in part.graph.node for text in node.input}
         inputs = {}
@@ -215,7 +215,7 @@ class Runtime:
         options.run_options.inter_op_thread_pool = IN_CALLERS_THREAD
         return options, prefix, functions
 
-    def _kernel(self, fixed: Fixed, part: Part, scope: str) -> Callable[..., Any]:
+    def _kernel(self, fixed: Fixed, part: GraphPart, scope: str) -> Callable[..., Any]:
         """A function that runs a node which all parts of a session share."""
         operation = self._fix(fixed, part, scope)
         options = config_pb2.CallableOptions()
@@ -225,7 +225,7 @@ class Runtime:
         loaded = Loaded(self.session, options)
         return lambda *values: loaded.run(values)
 
-    def _fix(self, fixed: Fixed, part: Part, scope: str) -> Any:
+    def _fix(self, fixed: Fixed, part: GraphPart, scope: str) -> Any:
         definitions = fixed.definitions
         key = (scope if fixed.is_private else "", b"".join(one.SerializeToString(deterministic=True) for one in definitions))
         operation = self._fixed.get(key)

@@ -38,10 +38,10 @@ from prpc_engine.cluster.receipt import Receipt
 from prpc_engine.settings.config import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, programs, proto, tensors
 from prpc_engine.tensorflow.partition import Plan
-from prpc_engine.tensorflow.rewrite import Call, Rewriter
-from prpc_engine.tensorflow.runtime import Loaded, Waiting
+from prpc_engine.tensorflow.rewrite import Rewriter, StageCall
+from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
 from prpc_engine.tensorflow.server import TaskServer
-from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, Run, StarPlane, Step
+from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, Run, StarPlane, StarStep
 from prpc_engine.tensorflow.transfers import Op, Transfers, transfers
 from shard import Future, ShardError
 
@@ -95,10 +95,10 @@ class _Ops:
 class _UnderWay:
     """One step, as long as it takes."""
 
-    def __init__(self, number: int, loaded: Loaded | Waiting, run: Run) -> None:
+    def __init__(self, number: int, loaded: Loaded | WaitingPart, run: Run) -> None:
         self.number, self.loaded, self._run = number, loaded, run
         run.ends.append(self.fail)
-        if isinstance(loaded, Waiting):
+        if isinstance(loaded, WaitingPart):
             loaded.expect(self)
         self.calls: dict[str, Future] = {}  # of the programs, by task
         self.receipts: list[Receipt] = []
@@ -116,7 +116,7 @@ class _UnderWay:
             self.error = error
         for receipt in list(self.receipts):
             receipt.cancel()
-        if isinstance(self.loaded, Waiting):
+        if isinstance(self.loaded, WaitingPart):
             self.loaded.give_up(self)
         self._run.fail(self.error)
 
@@ -158,7 +158,7 @@ class _Nothing(Loaded):
 
 
 @dataclass(frozen=True)
-class _Exchange(Step):
+class _Exchange(StarStep):
     """What is kept for one set of feeds, fetches and targets."""
 
     plane: SendRecvPlane
@@ -196,7 +196,7 @@ class SendRecvPlane(StarPlane):
 
     # -- once ----------------------------------------------------------------------------------------------------------------
 
-    def _planned(self, plan: Plan, kept: list[Any]) -> Step:
+    def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         found = transfers(plan, self._fuse)
         if found.called:
             logger.info("%d of %d stages are called, as in the plane star: they depend on branches, loops or other steps, as %r",
@@ -221,9 +221,9 @@ class SendRecvPlane(StarPlane):
         return _Exchange(loaded, plan.may_be_dead, kept, runs, self, handles, found.receives, *_counts(found))
 
     @staticmethod
-    def _op(op: Op, function: Callable[..., Any], kept: list[Any]) -> Call:
+    def _op(op: Op, function: Callable[..., Any], kept: list[Any]) -> StageCall:
         kept.append(function)
-        return Call(op.stage, script_ops._py_funcs.insert(function), "")
+        return StageCall(op.stage, script_ops._py_funcs.insert(function), "")
 
     def _ask(self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True) -> Future:
         try:

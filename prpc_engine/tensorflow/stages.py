@@ -39,8 +39,8 @@ from prpc_engine.rpc.context import remaining_s
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
-from prpc_engine.tensorflow.rewrite import Fixed, Part
-from prpc_engine.tensorflow.runtime import Loaded, Runtime, Waiting
+from prpc_engine.tensorflow.rewrite import Fixed, GraphPart
+from prpc_engine.tensorflow.runtime import Loaded, Runtime, WaitingPart
 
 REGISTER, RUN, TRACE, CLOSE, RESET = "tf.register", "tf.run", "tf.trace", "tf.close", "tf.reset"
 IDLE_MAX = 512  # stages that no session has; a script has some ten to fifty at a task
@@ -49,18 +49,18 @@ FOREVER_S = 86_400.0  # a run that may wait for longer has no timer
 RUNS_AT_ONCE_MAX = 4096  # threads: each waits for a step, or for what a queue will bring
 
 
-def pack_part(part: Part) -> list[Any]:
+def pack_part(part: GraphPart) -> list[Any]:
     """What register() is given of it."""
     graph = part.graph.SerializeToString(deterministic=True)
     names = (part.feeds, part.fetches, part.targets, part.waiting)
     return [graph, _pack_fixed(part.fixed), _pack_fixed(part.kernels), *names]
 
 
-def unpack_part(packed: Sequence[Any]) -> Part:
+def unpack_part(packed: Sequence[Any]) -> GraphPart:
     """The part. Raises ValueError and DecodeError for anything else."""
     graph, fixed, kernels, feeds, fetches, targets, waiting = packed
     graph_def = graph_pb2.GraphDef.FromString(graph)
-    return Part(graph_def, _unpack_fixed(fixed), feeds, fetches, targets, waiting, _unpack_fixed(kernels))
+    return GraphPart(graph_def, _unpack_fixed(fixed), feeds, fetches, targets, waiting, _unpack_fixed(kernels))
 
 
 def _pack_fixed(fixed: Mapping[str, Fixed]) -> list[list[Any]]:
@@ -86,7 +86,7 @@ class StagesStatistics:
 class Registered:
     """One that was registered."""
 
-    def __init__(self, loaded: Loaded | Waiting, content: bytes, is_private: bool) -> None:
+    def __init__(self, loaded: Loaded | WaitingPart, content: bytes, is_private: bool) -> None:
         self.loaded, self.content, self.is_private = loaded, content, is_private
         self.sessions: set[str] = set()  # that registered it
         self.is_quick = False  # not before it has run: its first run makes executors
@@ -170,7 +170,7 @@ class Stages:
             if handle is None:
                 part = unpack_part(packed)
                 runtime = self._runtime
-                loaded = Waiting(runtime, part, session) if part.waiting else runtime.load(part, session)
+                loaded = WaitingPart(runtime, part, session) if part.waiting else runtime.load(part, session)
                 handle = self._by_content[content] = self._next_handle
                 self._next_handle += 1
                 self._stages[handle] = Registered(loaded, content, is_private)
@@ -204,7 +204,7 @@ class Stages:
         answer, peer = Deferred(), calling_peer()
         self._running[answer] = _Run(stage, session, peer)
         answer.add_done_callback(self._over)
-        if isinstance(stage.loaded, Waiting):
+        if isinstance(stage.loaded, WaitingPart):
             stage.loaded.expect(answer)
             left_s = None if peer is None else remaining_s(peer.reactor.clock)
             if peer is not None and left_s is not None and left_s < FOREVER_S:
@@ -214,7 +214,7 @@ class Stages:
 
     def _over(self, answer: Any) -> None:
         run = self._running.pop(answer, None)
-        if run is not None and isinstance(run.stage.loaded, Waiting):
+        if run is not None and isinstance(run.stage.loaded, WaitingPart):
             run.stage.loaded.give_up(answer)  # its caller has given it up, or it failed before it could begin
 
     def close_session(self, session: str) -> list[Any]:
@@ -266,7 +266,7 @@ class Stages:
 
     def _give_up(self, is_meant: Callable[[_Run], bool]) -> None:
         for answer, run in self._running.copy().items():  # list() collects garbage on its way: other threads come in
-            if isinstance(run.stage.loaded, Waiting) and is_meant(run):
+            if isinstance(run.stage.loaded, WaitingPart) and is_meant(run):
                 run.stage.loaded.give_up(answer)
 
     def close(self) -> None:

@@ -34,11 +34,11 @@ from prpc_engine.tensorflow.lower import lowered
 from prpc_engine.tensorflow.nodes import Edge, Graph, Signature
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
 from prpc_engine.tensorflow.place import Misplaced, Placer
-from prpc_engine.tensorflow.rewrite import Call, Part, Rewriter
-from prpc_engine.tensorflow.runtime import Loaded, Waiting
+from prpc_engine.tensorflow.rewrite import GraphPart, Rewriter, StageCall
+from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
 from prpc_engine.tensorflow.server import TaskServer
 from prpc_engine.tensorflow.tracing import Trace
-from prpc_engine.tensorflow.traffic import Traffic
+from prpc_engine.tensorflow.traffic import StepTraffic
 from shard import Future, ShardError
 
 CLOSE_TIMEOUT_S = 5.0  # for other tasks to hear of it; nobody waits for them
@@ -185,10 +185,10 @@ _Sent = tuple[Future, Run | None]
 
 
 @dataclass(frozen=True)
-class Step:
+class StarStep:
     """What is kept for one set of feeds, fetches and targets."""
 
-    loaded: Loaded | Waiting
+    loaded: Loaded | WaitingPart
     may_be_dead: bool  # a fetch is within a branch
     kept: Any  # what its key is made of, and the functions of its ops, while their numbers are in use
     runs: list[Run]  # that go on
@@ -206,7 +206,7 @@ class Step:
         return loaded.run_checked(feeds, options, metadata, _expected(loaded))
 
 
-def _expected(loaded: Waiting) -> object:
+def _expected(loaded: WaitingPart) -> object:
     """The owner of a run that begins now: only the end of the session gives it up."""
     owner = object()
     loaded.expect(owner)
@@ -229,8 +229,8 @@ class StarPlane:
         self._server = server
         self._user_graph = session.graph  # not the session, which would end in whichever thread collects garbage
         self.scope = secrets.token_hex(8)
-        self.traffic = Traffic()
-        self._steps: dict[Any, Step] = {}
+        self.traffic = StepTraffic()
+        self._steps: dict[Any, StarStep] = {}
         self._era = object()  # another one after forget()
         self._making = threading.Lock()
         self._graph: tuple[int, Graph] | None = None  # of which version
@@ -334,7 +334,7 @@ class StarPlane:
             self.now.run = around
         return values
 
-    def _make(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> Step:
+    def _make(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> StarStep:
         try:
             wanted = [(one.op.name, one.value_index) for one in fetches]
             fed = [(one.op.name, one.value_index) for one in feeds]
@@ -350,12 +350,12 @@ class StarPlane:
             raise tf_errors.UnimplementedError(None, None, f'{error}; protocol="grpc" may run it') from None
         return self._planned(plan, [list(targets), list(fetches)])
 
-    def _planned(self, plan: Plan, kept: list[Any]) -> Step:
+    def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         rewriter, runs = Rewriter(plan, graph_pb2.GraphDef), list[Run]()
         loaded = self._load(rewriter.own(self._make_calls(rewriter, plan.stages, kept, runs)))
-        return Step(loaded, plan.may_be_dead, kept, runs)
+        return StarStep(loaded, plan.may_be_dead, kept, runs)
 
-    def _make_calls(self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]) -> list[Call]:
+    def _make_calls(self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]) -> list[StageCall]:
         """Register stages that are called; their ops. Their functions are added to `kept`."""
         calls = [(stage, self._submit_register(rewriter, stage)) for stage in called]
         made = []
@@ -367,14 +367,14 @@ class StarPlane:
                 functions = [one.wait, one.send]
             tokens = [script_ops._py_funcs.insert(function) for function in functions]
             kept.append(functions)
-            made.append(Call(stage, tokens[0], tokens[1] if len(tokens) > 1 else ""))
+            made.append(StageCall(stage, tokens[0], tokens[1] if len(tokens) > 1 else ""))
         return made
 
-    def _load(self, part: Part) -> Loaded | Waiting:
+    def _load(self, part: GraphPart) -> Loaded | WaitingPart:
         """The own task's part."""
         runtime = self._server.runtime
         try:
-            return Waiting(runtime, part, self.scope) if part.waiting else runtime.load(part, self.scope)
+            return WaitingPart(runtime, part, self.scope) if part.waiting else runtime.load(part, self.scope)
         except ValueError as error:
             raise tf_errors.InvalidArgumentError(None, None, errors.clean(str(error))) from None
 
@@ -445,7 +445,7 @@ class StarPlane:
         for call in list(self._under_way):
             call.cancel(engine_errors.Cancelled(text))
         for step in list(self._steps.values()):
-            if isinstance(step.loaded, Waiting):
+            if isinstance(step.loaded, WaitingPart):
                 step.loaded.give_up_all()
         self._steps.clear()
 

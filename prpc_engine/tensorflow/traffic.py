@@ -21,7 +21,7 @@ SMALL_BYTES_MAX = 16 << 10  # what is larger travels by lease on one host
 ALIGNMENT_BYTES = 64  # TensorFlow copies what it is fed at another address
 
 
-class Traffic:
+class StepTraffic:
     """Of one session. Counted without a lock, as its steps are: threads that run steps at once may lose a count."""
 
     __slots__ = ("bytes_copied_after", "bytes_copied_before", "bytes_received", "bytes_sent", "leased")

@@ -30,8 +30,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from prpc_engine.settings.cluster_spec import Task
-from prpc_engine.tensorflow.nodes import Argument, Edge, Graph, Node, Signature
-from prpc_engine.tensorflow.partition import BLOCKING, NO_BRANCHES, RUN, Kind, Plan, Stage
+from prpc_engine.tensorflow.nodes import Argument, Edge, Graph, GraphNode, Signature
+from prpc_engine.tensorflow.partition import BLOCKING, NO_BRANCHES, RUN, OpKind, Plan, Stage
 
 STEP: Edge = ("prpc_step", 0)  # fed last to the own part: the number of the step
 _STEP_SIGNATURE = Signature((), (Argument(9, "", "", "", False),), False)  # DT_INT64
@@ -39,7 +39,7 @@ _STEP_SIGNATURE = Signature((), (Argument(9, "", "", "", False),), False)  # DT_
 _NAMED = {7: "string", 21: "string", 14: "bfloat16", 24: "float8_e5m2", 25: "float8_e4m3fn"}
 
 
-class Request(NamedTuple):
+class TransferRequest(NamedTuple):
     """Tensors that one task asks of another together. `kinds`: of each, "" for what an array is, else its type's name."""
 
     source: Task
@@ -56,11 +56,11 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class Block:
+class StageBlock:
     """One stage of a program. Values are known by their keys."""
 
     stage: Stage
-    receives: list[Request] = field(default_factory=list)
+    receives: list[TransferRequest] = field(default_factory=list)
     feeds: list[str] = field(default_factory=list)  # in the stage's order
     fetches: list[str] = field(default_factory=list)  # the same
     sends: list[Sent] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Transfers:
     called: list[Stage]
     sends: list[Op]
     receives: list[Op]
-    programs: dict[Task, list[Block]]
+    programs: dict[Task, list[StageBlock]]
 
 
 def transfers(plan: Plan, fuse: bool) -> Transfers:
@@ -98,7 +98,7 @@ class _Arranger:
         self._nodes = plan.graph.nodes
         self._fed = frozenset(plan.feeds)
         self._called = {one.number: one for one in plan.stages if one.branches or one.frame or self._may_wait(one)}
-        self._blocks = {one.number: Block(one) for one in plan.stages if one.number not in self._called}
+        self._blocks = {one.number: StageBlock(one) for one in plan.stages if one.number not in self._called}
         self._keys: dict[Edge, str] = {}
         self._had: dict[Task, set[str]] = {}  # keys of what a program has at some stage
         self._wanted, self._awaited = self._of_own()
@@ -128,7 +128,7 @@ class _Arranger:
                 barrier = self._fetch(block, barrier)
             if barrier:
                 self._barrier, self._unheard = barrier, []
-        programs: dict[Task, list[Block]] = {}
+        programs: dict[Task, list[StageBlock]] = {}
         for block in self._blocks.values():
             programs.setdefault(block.stage.task, []).append(block)
         return Transfers(self._own(called), called, self._sends, self._receives, programs)
@@ -136,7 +136,7 @@ class _Arranger:
     def _may_wait(self, stage: Stage) -> bool:
         return any(self._nodes[name].op in BLOCKING for name in stage.members)
 
-    def _program(self, name: str) -> Block | None:
+    def _program(self, name: str) -> StageBlock | None:
         """That a node is a member of."""
         stage = self._plan.stage_of.get(name)
         return None if stage is None else self._blocks.get(stage.number)
@@ -156,11 +156,11 @@ class _Arranger:
 
     # -- to a program ------------------------------------------------------------------------------------------------------
 
-    def _feed(self, block: Block) -> None:
+    def _feed(self, block: StageBlock) -> None:
         stage = block.stage
         had = self._had.setdefault(stage.task, set())
         of_own: list[Edge] = []
-        of_others: dict[Task, Request] = {}
+        of_others: dict[Task, TransferRequest] = {}
         for edge in stage.feeds:
             key = self._key(edge)
             block.feeds.append(key)
@@ -187,14 +187,14 @@ class _Arranger:
         had.update(block.fetches)
 
     @staticmethod
-    def _pass(source: Block, to: Task, key: str, kind: str, requests: dict[Task, Request]) -> None:
+    def _pass(source: StageBlock, to: Task, key: str, kind: str, requests: dict[Task, TransferRequest]) -> None:
         """From one program to another."""
         source.sends.append(Sent(to, key, key == _done(source)))
-        request = requests.setdefault(source.stage.task, Request(source.stage.task, [], []))
+        request = requests.setdefault(source.stage.task, TransferRequest(source.stage.task, [], []))
         request.keys.append(key)
         request.kinds.append(kind)
 
-    def _send(self, block: Block, edges: list[Edge], after: list[str]) -> None:
+    def _send(self, block: StageBlock, edges: list[Edge], after: list[str]) -> None:
         """From the own task."""
         stage, own = block.stage, self._plan.own
         keys = [self._key(edge) for edge in edges]
@@ -202,7 +202,7 @@ class _Arranger:
         if after and not (self._fuse and edges):
             keys.append(f"after {stage.number}")
             kinds.append("")
-        for index, request in enumerate(self._requests(Request(own, keys, kinds))):
+        for index, request in enumerate(self._requests(TransferRequest(own, keys, kinds))):
             sent = edges if self._fuse else edges[index : index + 1]
             waits = after if self._fuse or not sent else []
             op = Op(self._op(stage, [STEP, *sent], [], waits), stage.task, request.keys, request.kinds)
@@ -212,7 +212,7 @@ class _Arranger:
 
     # -- from a program ----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, block: Block, barrier: list[str]) -> list[str]:
+    def _fetch(self, block: StageBlock, barrier: list[str]) -> list[str]:
         """What the own task receives; what later receives of the round come after."""
         stage, own = block.stage, self._plan.own
         edges = [edge for edge in stage.fetches if edge in self._wanted]
@@ -221,7 +221,7 @@ class _Arranger:
         if not edges and not self._awaited.isdisjoint(stage.members):
             keys, kinds = [_done(block)], [""]
         block.sends.extend(Sent(own, key, not edges) for key in keys)
-        for index, request in enumerate(self._requests(Request(stage.task, keys, kinds))):
+        for index, request in enumerate(self._requests(TransferRequest(stage.task, keys, kinds))):
             fetched = edges if self._fuse else edges[index : index + 1]
             op = Op(self._op(stage, [STEP], fetched, barrier or [*self._barrier, *self._unheard]), *request)
             self._receives.append(op)
@@ -232,10 +232,10 @@ class _Arranger:
 
     # -- of both -----------------------------------------------------------------------------------------------------------
 
-    def _requests(self, whole: Request) -> list[Request]:
+    def _requests(self, whole: TransferRequest) -> list[TransferRequest]:
         if self._fuse:
             return [whole] if whole.keys else []
-        return [Request(whole.source, [key], [kind]) for key, kind in zip(whole.keys, whole.kinds, strict=True)]
+        return [TransferRequest(whole.source, [key], [kind]) for key, kind in zip(whole.keys, whole.kinds, strict=True)]
 
     def _key(self, edge: Edge) -> str:
         return self._keys.setdefault(edge, str(len(self._keys)))
@@ -256,8 +256,8 @@ class _Arranger:
         ops = [op.stage for op in (*self._sends, *self._receives)]
         graph: Graph = copy.copy(plan.graph)
         definition = type(graph.definition)().node.add(name=STEP[0], op="Placeholder")
-        graph.nodes = {**graph.nodes, STEP[0]: Node(definition, _STEP_SIGNATURE)}
-        kinds = {**plan.kinds, **{op.members[0]: Kind.OTHER for op in ops}}
+        graph.nodes = {**graph.nodes, STEP[0]: GraphNode(definition, _STEP_SIGNATURE)}
+        kinds = {**plan.kinds, **{op.members[0]: OpKind.OTHER for op in ops}}
         # Those of programs have run when their tasks say so, at the step's end.
         targets = [name for name in plan.targets if self._program(name) is None]
         targets.extend(op.stage.members[0] for op in self._sends)
@@ -267,5 +267,5 @@ class _Arranger:
         )  # fmt: skip
 
 
-def _done(block: Block) -> str:
+def _done(block: StageBlock) -> str:
     return f"done {block.stage.number}"

@@ -31,10 +31,10 @@ from shard.group import cpu, descriptors, process
 from shard.group.group_calls import NOTHING_TO_SET_UP, Setup, nothing, set_up, take_handovers, wait_empty
 from shard.group.group_statistics import GroupStatistics, ShardStatistics
 from shard.group.lane_handoff import LANE_LIMITS, InheritedFd, LaneEnd, make_lane
-from shard.group.mesh import Lane, Tally
+from shard.group.mesh import ShardChannel, Tally
 from shard.group.payload import pickle_function
 from shard.group.restart import NEVER, RestartPolicy
-from shard.group.supervisor import Life, State, Supervisor
+from shard.group.supervisor import Life, ShardState, Supervisor
 from shard.group.trimming import Trimmer
 from shard.loop.driver import Driver
 from shard.loop.future import Future
@@ -139,7 +139,7 @@ class ShardGroup:
         self._counters = Counters.format(self._counters_segment.memory, size + 1)
         self._started = self.driver.reactor.clock()
         self._traffic_of_replaced = Traffic()
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, ShardChannel] = {}
         self._submits: dict[int, Callable[[Callable[..., Any], tuple[Any, ...]], Future]] = {}  # of shards that are up
         self._down: dict[int, str] = {}  # of those that are not: why
         self._setups: list[Setup] = []  # what every shard runs before it counts as up
@@ -171,7 +171,7 @@ class ShardGroup:
                 self._join_to_living(life, others)
             else:
                 self._join_to_unborn(index)
-            lane = Lane(
+            lane = ShardChannel(
                 connection, self.driver.reactor, self.driver, self.slab, self._tally, self._gate, nothing,
                 partial(self._lane_lost, index, life.incarnation),
             )  # fmt: skip
@@ -284,7 +284,7 @@ class ShardGroup:
         except Exception:
             logger.exception("what was to hear that %s failed", text)
 
-    def _lane_lost(self, index: int, incarnation: int, lane: Lane, error: ShardError) -> None:
+    def _lane_lost(self, index: int, incarnation: int, lane: ShardChannel, error: ShardError) -> None:
         """In the reactor's thread, when a shard died or hung up."""
         if self._lanes.get(index) is lane and not self.closed:
             self._submits.pop(index, None)
@@ -355,7 +355,7 @@ class ShardGroup:
 
         def decided() -> bool | Literal["gone"]:
             lives = self._supervisor.lives
-            if any(life.state is State.GONE and life.index in self._down for life in lives):  # and the reason is there
+            if any(life.state is ShardState.GONE and life.index in self._down for life in lives):  # and the reason is there
                 return "gone"
             return self.closed or len(self._submits) == self.size
 

@@ -89,7 +89,7 @@ class Tally:
 class Submitted(Future, kw_only=True):
     """The result to come of a function sent to another shard."""
 
-    lane: Lane
+    lane: ShardChannel
     call_id: int
 
     def cancel(self, error: BaseException | None = None) -> bool:
@@ -100,7 +100,7 @@ class Submitted(Future, kw_only=True):
         return self.lane.cancel(self, error)
 
 
-class Lane:
+class ShardChannel:
     """Calls to one other process of the group, and from it. Owned by the process at this end."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Lane:
         tally: Tally,
         gate: Gate,
         on_stop: Callable[[], None],
-        on_lost: Callable[[Lane, ShardError], None],
+        on_lost: Callable[[ShardChannel, ShardError], None],
     ) -> None:
         """`slab`: this process's, for what is copied to be sent; `gate`: the other end's tasks pass it; `on_stop`: it says STOP;
         `on_lost`: the lane ended, whoever ended it."""

@@ -29,7 +29,7 @@ from typing import Any
 from shard.errors import PeerLostError, ShardError
 from shard.group import cpu
 from shard.group.lane_handoff import InheritedFd, LaneEnd
-from shard.group.mesh import Lane, Tally, run_here
+from shard.group.mesh import ShardChannel, Tally, run_here
 from shard.group.trimming import Trimmer
 from shard.loop.future import Future
 from shard.loop.gate import Gate
@@ -86,7 +86,7 @@ class Shard:
         self.tasks = Gate(f"shard {birth.index}")  # what others wait for passes it
         self.sharded: dict[int, Any] = {}  # this shard's instance of each Sharded, by its number
         self._limits = birth.limits
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, ShardChannel] = {}
         self._lost: dict[int, ShardError] = {}
         self._tally = Tally()
         self._traffic_of_ended = Traffic()
@@ -127,7 +127,7 @@ class Shard:
         # failpoint: group.draining
         self.tasks.close().add_done_callback(lambda _: self.stop())
 
-    def _refuse(self, lane: Lane) -> None:
+    def _refuse(self, lane: ShardChannel) -> None:
         lane.refuse(f"shard {self.index} (pid {os.getpid()}) is stopping: it takes on no new calls")
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class Shard:
         """Connect an end that was handed to this process, in place of any earlier lane to the same shard."""
         peer = f"shard {other} (incarnation {end.incarnation})" if other != APPLICATION else "the application"
         connection = end.connect(peer, self.slab, self._limits)
-        lane = Lane(
+        lane = ShardChannel(
             connection, self.reactor, None, self.slab, self._tally, self.tasks, self.stop, partial(self._lane_lost, other)
         )
         if other == APPLICATION:
@@ -166,7 +166,7 @@ class Shard:
         while notes.read():  # to the last: each read ends behind the first note with descriptors, which may be another one
             pass
 
-    def _lane_lost(self, other: int, lane: Lane, error: ShardError) -> None:
+    def _lane_lost(self, other: int, lane: ShardChannel, error: ShardError) -> None:
         self._traffic_of_ended += lane.connection.traffic()
         if self._lanes.get(other) is not lane:
             return  # a newer one has taken its place

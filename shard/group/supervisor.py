@@ -38,7 +38,7 @@ WAIT_S_MAX = 1.0  # for clocks to be looked at now and then, should a wake-up be
 logger = logging.getLogger("shard")
 
 
-class State(enum.Enum):
+class ShardState(enum.Enum):
     """See the table at the top."""
 
     STARTING = "starting"
@@ -52,7 +52,7 @@ class Life:
     """What the supervisor knows of one shard. Written by its thread alone."""
 
     index: int
-    state: State = State.GONE
+    state: ShardState = ShardState.GONE
     incarnation: int = 0
     restarts: int = 0  # in a row
     process: Any = None
@@ -143,19 +143,19 @@ class Supervisor:
         due = time.monotonic() + START_TIMEOUT_S
         for life in self.lives:
             self._begin(life, due)
-        while any(life.state is State.STARTING for life in self.lives):
+        while any(life.state is ShardState.STARTING for life in self.lives):
             if self._stop_by is not None:
                 return
             self._wait()
             self._look(time.monotonic())
         for life in self.lives:
-            if life.state is not State.UP and life.error is not None:
+            if life.state is not ShardState.UP and life.error is not None:
                 raise life.error
 
     def _begin(self, life: Life, due: float) -> None:
         life.incarnation += 1
         life.error = life.end_by = None
-        life.state = State.STARTING
+        life.state = ShardState.STARTING
         life.due = due
         life.process, ask = self._start_one(life)
         life.pid = life.process.pid
@@ -173,7 +173,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        times = [life.due for life in self.lives if life.state in (State.STARTING, State.WAITING)]
+        times = [life.due for life in self.lives if life.state in (ShardState.STARTING, ShardState.WAITING)]
         times += [life.end_by for life in self.lives if life.end_by is not None and life.process is not None]
         if self._stop_by is not None:
             times = [self._stop_by]
@@ -193,9 +193,9 @@ class Supervisor:
         for life in self.lives:
             if life.process is not None:
                 self._look_at_process(life, now)
-            elif life.state is State.WAITING and (stopping or now >= life.due):
+            elif life.state is ShardState.WAITING and (stopping or now >= life.due):
                 if stopping:
-                    life.state = State.GONE
+                    life.state = ShardState.GONE
                 else:
                     self._restart(life, now)
 
@@ -212,21 +212,21 @@ class Supervisor:
         elif life.end_by is not None:
             if now >= life.end_by:
                 life.process.kill()  # of no use, and perhaps stopped or stuck
-        elif life.state is State.STARTING and now >= life.due:
+        elif life.state is ShardState.STARTING and now >= life.due:
             life.process.kill()
             if life.error is None:
                 life.error = ShardError(
                     f"shard {life.index} (pid {life.process.pid}) did not start within {START_TIMEOUT_S} s: it was killed"
                 )
-        elif life.state is State.STARTING and ready is not None and ready.done():
+        elif life.state is ShardState.STARTING and ready is not None and ready.done():
             error = ready.error()
             if isinstance(error, PeerLostError):  # it is dying, and how it ended will say more
                 life.end_by = now + END_TIMEOUT_S
             elif error is None:
-                due, life.state, life.due = life.due, State.UP, now  # before anybody who waits for that is told
+                due, life.state, life.due = life.due, ShardState.UP, now  # before anybody who waits for that is told
                 self._ask(life, partial(self._on_ready, life.index))
                 if life.ready is not None:
-                    life.state, life.due = State.STARTING, due
+                    life.state, life.due = ShardState.STARTING, due
             else:
                 life.error = error
                 life.process.kill()
@@ -237,10 +237,10 @@ class Supervisor:
         if life.ready is not None:  # the end of its lane may be seen after close()
             life.ready.remove_done_callback(self._wake)
         life.exit_code = process.exitcode
-        if life.state is State.UP and now - life.due >= FORGIVEN_S:
+        if life.state is ShardState.UP and now - life.due >= FORGIVEN_S:
             life.restarts = 0
         what = f"shard {life.index} (pid {process.pid}, incarnation {life.incarnation}) is gone: {ending(life.exit_code)}"
-        if life.state is State.STARTING and life.error is not None:
+        if life.state is ShardState.STARTING and life.error is not None:
             what += f", because it could not start: {life.error}"
         first_start = not self._first_start.is_set()
         delay_s = None if self._stop_by or first_start else self._policy.delay_s(life.exit_code, life.restarts)
@@ -249,9 +249,9 @@ class Supervisor:
         if life.error is None:
             life.error = ShardError(f"{what}; {outlook}")
         if delay_s is None:
-            life.state = State.GONE
+            life.state = ShardState.GONE
         else:
-            life.state, life.due = State.WAITING, now + delay_s
+            life.state, life.due = ShardState.WAITING, now + delay_s
         if self._stop_by is None and not first_start:  # else whoever closes the group, or fails to start it, knows
             is_lost = delay_s is None and life.exit_code != 0
             logger.log(logging.ERROR if is_lost else logging.WARNING, "%s; %s", what, outlook)
@@ -267,11 +267,11 @@ class Supervisor:
             outlook = self._policy.outlook(None, life.restarts)
             logger.exception("shard %d could not be started; %s", life.index, outlook)
             if delay_s is None:
-                life.state = State.GONE
+                life.state = ShardState.GONE
             else:
-                life.state, life.due = State.WAITING, now + delay_s
+                life.state, life.due = ShardState.WAITING, now + delay_s
             self._on_down(life.index, f"shard {life.index} could not be started: {error}; {outlook}")
 
     def _is_over(self) -> bool:
         over = self._stop_by is not None and all(life.process is None for life in self.lives)
-        return over and all(life.state is not State.WAITING for life in self.lives)  # the next look says that they are gone
+        return over and all(life.state is not ShardState.WAITING for life in self.lives)  # the next look says that they are gone

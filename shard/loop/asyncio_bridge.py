@@ -80,7 +80,7 @@ class Lead(Protocol):
         """Give the lead up."""
 
 
-class Guest:
+class AsyncioBridge:
     """One loop that a driver's futures are awaited in. Made by the driver, in the loop's thread."""
 
     def __init__(self, driver: Lead, loop: asyncio.AbstractEventLoop) -> None:

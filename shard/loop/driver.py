@@ -28,7 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shard.errors import ClosedError, ForkedError
-from shard.loop.asyncio_bridge import Guest
+from shard.loop.asyncio_bridge import AsyncioBridge
 from shard.loop.future import Future
 from shard.loop.idle import PARK_S_MAX, Adaptive, Idle, Spin
 from shard.loop.reactor import Reactor
@@ -93,7 +93,7 @@ class Driver:
         self._stop_asked = False
         self._led = 0  # how often a waiting thread has led
         self._followers: deque[threading.Semaphore] = deque()
-        self._guests: tuple[Guest, ...] = ()  # one for each loop that awaits
+        self._bridges: tuple[AsyncioBridge, ...] = ()  # one for each loop that awaits
         self._inviting = threading.RLock()  # a signal handler may close() inside
         self._call_to_duty = threading.Semaphore(0)
         self._pid = os.getpid()
@@ -122,7 +122,7 @@ class Driver:
                 finally:
                     self._leader = 0
                     self._lead.release()
-                    if self._followers or self._guests or self.prompt:
+                    if self._followers or self._bridges or self.prompt:
                         self._pass_on()
             elif self._leader == threading.get_ident():
                 self._drive(future, deadline)
@@ -210,7 +210,7 @@ class Driver:
             return
         except IndexError:
             pass  # nobody follows
-        if not any(guest.wants() and guest.call() for guest in self._guests) and self.prompt:
+        if not any(bridge.wants() and bridge.call() for bridge in self._bridges) and self.prompt:
             self._call_to_duty.release()
 
     def take_over(self) -> None:
@@ -230,19 +230,19 @@ class Driver:
         """What a coroutine of `loop`, which runs in this thread, yields until the future is done; the loop makes the progress.
 
         Raises ClosedError, and ForkedError in a fork of the process that made the driver."""
-        for guest in self._guests:
-            if guest.loop is loop and not self.closing and self._pid == os.getpid():
-                return guest.wait(future)
+        for bridge in self._bridges:
+            if bridge.loop is loop and not self.closing and self._pid == os.getpid():
+                return bridge.wait(future)
         return self._invite(loop).wait(future)
 
-    def _invite(self, loop: asyncio.AbstractEventLoop) -> Guest:
+    def _invite(self, loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         """A guest for a loop that is new here; those of closed loops go."""
         self._check_usable()  # in a fork the lock may be held for ever
         with self._inviting:
             self._check_usable()  # from here on close() finds the guest
-            guest = Guest(self, loop)
-            self._guests = (guest, *(one for one in self._guests if not one.loop.is_closed()))
-        return guest
+            bridge = AsyncioBridge(self, loop)
+            self._bridges = (bridge, *(one for one in self._bridges if not one.loop.is_closed()))
+        return bridge
 
     def try_lead(self) -> bool:
         """Take the lead if it is free. Who has it turns the reactor, and calls stop_leading()."""
@@ -289,7 +289,7 @@ class Driver:
             if not called and led != self._led:
                 led, standby_s = self._led, STANDBY_S
                 continue
-            attentive = any(guest.is_attentive() for guest in self._guests)
+            attentive = any(bridge.is_attentive() for bridge in self._bridges)
             standby_s = WATCH_S if attentive and not self.prompt else STANDBY_S
             if attentive or self._followers or not self._lead.acquire(False):
                 continue
@@ -305,7 +305,7 @@ class Driver:
                 self._leader = 0
                 self._lead.release()
                 led = self._led
-                if self._followers or self._guests:
+                if self._followers or self._bridges:
                     self._pass_on()
 
     def _duty(self) -> None:
@@ -337,9 +337,9 @@ class Driver:
         while self._followers:
             self._pass_on()
         with self._inviting:
-            guests, self._guests = self._guests, ()
-        for guest in guests:
-            guest.retire()
+            bridges, self._bridges = self._bridges, ()
+        for bridge in bridges:
+            bridge.retire()
         if self._leader == threading.get_ident():
             self.reactor.close()
         elif self._lead.acquire(timeout=CLOSE_TIMEOUT_S):

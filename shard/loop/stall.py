@@ -64,7 +64,7 @@ class Turning(Protocol):
     parked: bool
 
 
-class Finding(NamedTuple):
+class StallFinding(NamedTuple):
     """What one look has to tell."""
 
     lasted_s: float
@@ -88,7 +88,7 @@ class StallCheck:
         self._told_at: deque[float] = deque(maxlen=REPORTS_PER_MINUTE)
         self._untold = 0
 
-    def check(self, now: float, turns: int, parked: bool) -> Finding | None:
+    def check(self, now: float, turns: int, parked: bool) -> StallFinding | None:
         """One look at `now` seconds: `turns` changes whenever the reactor moves, `parked` that it rests. What to tell."""
         lasted_s = now - self._since
         if not parked and turns == self._turn:
@@ -122,11 +122,11 @@ class StallCheck:
         else:
             self._untold += 1
 
-    def _finding(self, lasted_s: float, over: bool) -> Finding | None:
+    def _finding(self, lasted_s: float, over: bool) -> StallFinding | None:
         if not self._told:
             return None
         untold, self._untold = self._untold, 0
-        return Finding(lasted_s, over, untold)
+        return StallFinding(lasted_s, over, untold)
 
 
 class StallDetector:

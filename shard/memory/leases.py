@@ -63,7 +63,7 @@ class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
         borrowings.wake_if_parked()
 
 
-class Line:
+class MeetingSocket:
     """The socket over which two processes met. Held by the connection's Notes and Borrowings, by the lender's slab while a peer
     may read blocks after the connection's end, and by each thread that writes to it, for as long as that takes: closes with the
     last of them, so that nobody writes to a number that has been used again."""
@@ -84,7 +84,7 @@ class Line:
 class Borrowings:
     """What we hold of a peer. Lives as long as the connection or any array borrowed over it, and ends our half of the line."""
 
-    def __init__(self, line: Line, peer: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, line: MeetingSocket, peer: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`peer` is what the books call the lender; `clock` dates what arrives."""
         self.line = line
         self.peer = peer
@@ -227,7 +227,7 @@ class Lendings:
                 blocks.append(self._lent.popitem()[1][0])
         return blocks
 
-    def hand_over(self, line: Line) -> None:
+    def hand_over(self, line: MeetingSocket) -> None:
         """The connection ends: from now on the slab sees to what the peer still holds."""
         self._connection_ended = True
         if self._lent:

@@ -45,7 +45,7 @@ _RING_NOTE = NOTE.pack(RING, 0, 0, 0, 0)
 _GOODBYE_NOTE = NOTE.pack(GOODBYE, 0, 0, 0, 0)
 
 
-class Line(Protocol):
+class SocketHolder(Protocol):
     """Who owns the socket, and closes it with its last holder: leases.Line."""
 
     socket: socket.socket
@@ -58,11 +58,11 @@ class _Ended:
     socket.close()
 
 
-class Notes:
+class ControlChannel:
     """One end of the socket. Reads in the reactor's thread, writes from any, and holds the line while it does."""
 
     def __init__(
-        self, line: Line, peer: str, on_segment: Callable[[int, int, int], None], on_dropped: Callable[[int], None]
+        self, line: SocketHolder, peer: str, on_segment: Callable[[int, int, int], None], on_dropped: Callable[[int], None]
     ) -> None:
         """on_segment(number, fd, size_bytes) owns the descriptor it is called with."""
         line.socket.setblocking(False)

@@ -37,7 +37,7 @@ from shard.transport.identity import PeerIdentity
 from shard.transport.refusals import RefusalLog
 from shard.transport.tls import Tls, TlsSocket
 from shard.transport.unix_rendezvous import credentials
-from shard.transport.waiting import Waiting, WaitingRoom
+from shard.transport.waiting import WaitingPeer, WaitingRoom
 
 logger = logging.getLogger("shard")
 NONCE_BYTES = 32
@@ -342,7 +342,7 @@ class Door:
             self._begin(sock, peer, host)
             return
         limit_s = self.node.limits.handshake_s
-        displaced = self._room.add(Waiting(sock, peer, host, self.reactor, limit_s, self._waited_too_long))
+        displaced = self._room.add(WaitingPeer(sock, peer, host, self.reactor, limit_s, self._waited_too_long))
         if displaced is not None:
             self._too_many += 1
             displaced.sock.close()
@@ -401,16 +401,16 @@ class Door:
         if self._room:
             self._relief = self.reactor.call_later(RELIEF_S, self._relieve)
 
-    def _take_turn(self, waiting: Waiting) -> None:
+    def _take_turn(self, waiting: WaitingPeer) -> None:
         self._room.leave(waiting)
         self._begin(waiting.sock, waiting.peer, waiting.host)
 
-    def _waited_too_long(self, waiting: Waiting) -> None:
+    def _waited_too_long(self, waiting: WaitingPeer) -> None:
         limit_s = self.node.limits.handshake_s
         text = f"waited {limit_s:.3g} s for its turn: too many prove themselves at a time (limits.handshakes_max, _per_host_max)"
         self._turn_away(waiting, text)
 
-    def _turn_away(self, waiting: Waiting, why: str) -> None:
+    def _turn_away(self, waiting: WaitingPeer, why: str) -> None:
         self._room.leave(waiting)
         self.refuse(waiting.peer, why)
         waiting.sock.close()

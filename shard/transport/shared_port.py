@@ -1,7 +1,7 @@
 """One port for several processes: one of them accepts, and hands each socket to the one that serves it from then on.
 
     dealer   in the process with the port: its door (handshake_io.py) offers each socket, once its first message can be seen
-    taker    in another process: a listener at a DealtPort, whose accept() returns what it was handed
+    taker    in another process: a listener at a DistributedPort, whose accept() returns what it was handed
 
     dealer <── taker    KEY and an eventfd, once: the taker has come
     dealer ──> taker    COME, once: it has been noted
@@ -89,7 +89,7 @@ class _Taker:
             self._ended_fd = -1
 
 
-class Dealer:
+class SocketDistributor:
     """See the file's head. Owned by whoever has the node with the port; used in its reactor's thread.
 
     `name`, `key`: what a taker must know. The name can be read by every process of the host; the key cannot.
@@ -193,7 +193,7 @@ class Dealer:
             self._forget(sock)
 
 
-class DealtPort(socket.socket):
+class DistributedPort(socket.socket):
     """In the place of a listening socket: accept() returns what the dealer accepted. Owned by a listener.
 
     `where`: host and port at which the dealer listens. Waits until the dealer has noted it. Raises UnreachableError.
@@ -246,9 +246,9 @@ class DealtPort(socket.socket):
 class _CountedSocket(socket.socket):
     """One whose end the dealer hears of; also when another object has its descriptor by then, and closes this with itself."""
 
-    def __init__(self, port: DealtPort, fd: int) -> None:
+    def __init__(self, port: DistributedPort, fd: int) -> None:
         super().__init__(fileno=fd)
-        self._port: DealtPort | None = port
+        self._port: DistributedPort | None = port
 
     def close(self) -> None:
         port, self._port = self._port, None

@@ -31,7 +31,7 @@ from shard.errors import BackpressureError, LocalProtocolError, PeerLostError, R
 from shard.loop.idle import PARK_S_MAX
 from shard.loop.reactor import Reactor
 from shard.memory.arena import Holder
-from shard.memory.leases import Borrowings, Lendings, Line
+from shard.memory.leases import Borrowings, Lendings, MeetingSocket
 from shard.memory.limits import Limits
 from shard.memory.ring import (
     DATA_OFFSET,
@@ -45,7 +45,7 @@ from shard.memory.segment import Segment
 from shard.memory.slab import Slab
 from shard.memory.unheld import Unheld
 from shard.transport import BEGINNING_BYTES, Buffer, Connection, Traffic
-from shard.transport.control_channel import Notes
+from shard.transport.control_channel import ControlChannel
 from shard.transport.frame import check_blocks
 from shard.transport.mapped import MappedSegments
 from shard.transport.no_ring import NO_WORDS, NoRing
@@ -96,9 +96,9 @@ class ShmConnection(Connection[Record]):
         incarnation: int | None = None,
     ) -> None:
         super().__init__(peer, limits)
-        line = Line(sock)
+        line = MeetingSocket(sock)
         self._segments = MappedSegments(peer, limits)  # of the peer's slab
-        self.notes = Notes(line, peer, self._segments.map, self._segments.unmap)
+        self.notes = ControlChannel(line, peer, self._segments.map, self._segments.unmap)
         self._slab = slab
         self._producer = RingProducer(outgoing, peer, incarnation)
         self._consumer = RingConsumer(incoming, peer, incarnation)

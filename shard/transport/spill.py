@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shard.errors import RemoteProtocolError, ShardError, ShmFull
 from shard.memory.limits import Limits
 from shard.memory.unheld import SINK, empty_block
-from shard.transport.control_channel import SPILL, Notes
+from shard.transport.control_channel import SPILL, ControlChannel
 
 LENGTH = struct.Struct("<Q")
 SPILLED = 0xFFFFFFFF  # in a descriptor, in the place of a segment's number
@@ -63,7 +63,7 @@ class _Dropped:
 class SpillWriter:
     """The sending end. Owned by a connection; used by its one writer."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: ControlChannel) -> None:
         """Raises PeerLostError, and ShardError without descriptors for it."""
         try:
             self._socket, theirs = socket.socketpair()

@@ -7,13 +7,13 @@ import threading
 
 from shard.errors import ShardError
 from shard.memory.slab import Slab
-from shard.transport.control_channel import SEGMENT, Notes
+from shard.transport.control_channel import SEGMENT, ControlChannel
 
 
 class ToldSegments:
     """Owned by one connection. Thread-safe."""
 
-    def __init__(self, slab: Slab, notes: Notes) -> None:
+    def __init__(self, slab: Slab, notes: ControlChannel) -> None:
         self.numbers: set[int] = set()
         self.drops_seen = 0  # of the slab's segments
         self._slab = slab

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from shard.loop.reactor import Reactor
 
 
-class Waiting:
+class WaitingPeer:
     """One of them. `give_up` is called once its time is over."""
 
     def __init__(
-        self, sock: socket.socket, peer: str, host: str, reactor: Reactor, limit_s: float, give_up: Callable[[Waiting], None]
+        self, sock: socket.socket, peer: str, host: str, reactor: Reactor, limit_s: float, give_up: Callable[[WaitingPeer], None]
     ) -> None:
         self.sock = sock
         self.peer = peer
@@ -38,7 +38,7 @@ class WaitingRoom:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._queues: dict[str, deque[Waiting]] = {}  # by host, none of them empty
+        self._queues: dict[str, deque[WaitingPeer]] = {}  # by host, none of them empty
         self._count = 0
 
     def __len__(self) -> int:
@@ -52,11 +52,11 @@ class WaitingRoom:
         """Those that somebody waits of."""
         return list(self._queues)
 
-    def all(self) -> list[Waiting]:
+    def all(self) -> list[WaitingPeer]:
         """In the order in which they came, of each host."""
         return [one for queue in self._queues.values() for one in queue]
 
-    def add(self, waiting: Waiting) -> Waiting | None:
+    def add(self, waiting: WaitingPeer) -> WaitingPeer | None:
         """The one that has to go instead; it waits no longer."""
         self._queues.setdefault(waiting.host, deque()).append(waiting)
         self._count += 1
@@ -68,7 +68,7 @@ class WaitingRoom:
         self.leave(victim)
         return victim
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, waiting: WaitingPeer) -> None:
         """It waits no longer."""
         waiting.timer.cancel()
         queue = self._queues[waiting.host]
@@ -77,7 +77,7 @@ class WaitingRoom:
         if not queue:
             del self._queues[waiting.host]
 
-    def spoken(self) -> list[Waiting]:
+    def spoken(self) -> list[WaitingPeer]:
         """Who has sent something, or hung up; one system call for all."""
         by_fd = {one.sock.fileno(): one for one in self.all()}
         poll = select.poll()
@@ -85,6 +85,6 @@ class WaitingRoom:
             poll.register(fd, select.POLLIN)
         return [by_fd[fd] for fd, _ in poll.poll(0)]
 
-    def first(self, host: str) -> Waiting:
+    def first(self, host: str) -> WaitingPeer:
         """Who waits longest of that host."""
         return self._queues[host][0]

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard import Future, ShardError, Slab, failpoints, this_shard
-from shard.group.mesh import Lane
+from shard.group.mesh import ShardChannel
 from shard.memory import slab
 from shard.transport.shm_connection import INLINE_BYTES_MAX
 
@@ -182,7 +182,7 @@ def about_me() -> Self:
     return Self(_token, here.slab.statistics().blocks_used, count_fds(here.slab, here._lanes.values()))
 
 
-def count_fds(own_slab: Slab | None = None, lanes: Iterable[Lane] = ()) -> int:
+def count_fds(own_slab: Slab | None = None, lanes: Iterable[ShardChannel] = ()) -> int:
     """Descriptors of this process but for segments of slabs, its own and those of its peers: how many there are, load decides."""
     segments = 2 * own_slab.statistics().segments if own_slab is not None else 0  # the descriptor, and that of the mapping
     segments += sum(len(lane.connection._segments) for lane in lanes)

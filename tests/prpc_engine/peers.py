@@ -10,7 +10,7 @@ from prpc_engine.archive import Archive
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from shard import DEFAULT_LIMITS, Limits, Reactor, Slab
 from shard.transport.memory import pair
 
@@ -31,7 +31,11 @@ class Pair:
     """`client` asks what `served` serves."""
 
     def __init__(
-        self, server: Server, waiter: Any = None, clock: Callable[[], float] = time.monotonic, limits: Limits = DEFAULT_LIMITS
+        self,
+        server: ServedObject,
+        waiter: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.server = server
         self.clock = clock

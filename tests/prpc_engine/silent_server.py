@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from shard import Connection, Limits, Node, Reactor, Slab, TcpTransport
 from tests.prpc_engine.peers import TARGET
 
@@ -37,7 +37,7 @@ class Busy:
 def main(host: str, peer_silent_s: str) -> None:
     reactor, slab = Reactor(time.monotonic), Slab()
     node = Node(secret=b"secret", incarnation=2, limits=Limits(peer_silent_s=float(peer_silent_s)))
-    server = Server("test", 0, TARGET, Busy(reactor))
+    server = ServedObject("test", 0, TARGET, Busy(reactor))
     peers: list[Peer] = []
 
     def accept(connection: Connection[Any]) -> None:

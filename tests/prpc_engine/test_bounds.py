@@ -19,7 +19,7 @@ from prpc_engine.master.session import HEARTBEAT, OPEN
 from prpc_engine.master.tree import SessionRecord
 from prpc_engine.node.node_info import ABOUT_TARGET
 from prpc_engine.rpc.message import HEADER, REQUEST, method_key
-from prpc_engine.rpc.server import Bounds, Server
+from prpc_engine.rpc.server import Bounds, ServedObject
 from shard import CancelledError, Future, Limits
 from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.peers import TARGET, Pair, Route
@@ -50,7 +50,7 @@ class Handlers:
 class World(Pair):
     def __init__(self) -> None:
         self.handlers = Handlers()
-        super().__init__(Server("test", 0, TARGET, self.handlers), limits=Limits(calls_in_flight_max=CALLS_MAX))
+        super().__init__(ServedObject("test", 0, TARGET, self.handlers), limits=Limits(calls_in_flight_max=CALLS_MAX))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import prpc_engine
 from prpc_engine import errors
 from prpc_engine.rpc.message import method_key
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from shard import Future, Reactor
 from tests.helpers import ManualClock
 from tests.prpc_engine.peers import TARGET, Pair, Route
@@ -64,7 +64,7 @@ class World(Pair):
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.handlers = Handlers(self.clock)
-        super().__init__(Server("test", 0, TARGET, self.handlers), clock=self.clock)
+        super().__init__(ServedObject("test", 0, TARGET, self.handlers), clock=self.clock)
         self.handlers.reactor = self.reactor
 
 

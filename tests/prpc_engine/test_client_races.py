@@ -17,7 +17,7 @@ from prpc_engine.master.session import MasterSession
 from prpc_engine.node import node
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.service.serving import Servers
 from shard import PeerLostError
 from tests.prpc_engine.peers import Pair, Route
@@ -276,7 +276,7 @@ def test_a_call_that_is_about_to_use_a_connection_that_is_left_goes_over_another
 
 
 def test_an_attempt_is_not_late_by_the_deadline_of_the_one_before() -> None:
-    pair = Pair(Server("test", 0, 16, {"echo": lambda value: value}))
+    pair = Pair(ServedObject("test", 0, 16, {"echo": lambda value: value}))
     call = pair.ask("echo", 1, timeout_s=0.0)
     assert pair.client.calls.in_flight.pop(call.call_id) is call
     send = pair.client._send
@@ -300,7 +300,7 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
     client = world.calling.create_client("test", hedge=HedgePolicy(delay_s=PATIENCE_S))
     assert client.call("echo", 1) == 1
     wait_connected(client)
-    send, peer_at = client._mender.send, Node.peer_at
+    send, peer_at = client._dispatcher.send, Node.peer_at
 
     def lose(call: Any, route: Any) -> None:
         peer = route.peer
@@ -312,7 +312,7 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
         assert go_on.wait(PATIENCE_S)
         return peer_at(*arguments)
 
-    monkeypatch.setattr(client._mender, "send", lose)
+    monkeypatch.setattr(client._dispatcher, "send", lose)
     monkeypatch.setattr(Node, "peer_at", hang)
     call = client.submit("echo", 2, timeout_s=SHORT_S)
     try:

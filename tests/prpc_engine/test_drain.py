@@ -12,7 +12,7 @@ import pytest
 import prpc_engine
 from prpc_engine import Deferred, Master, RpcService, errors
 from prpc_engine.rpc.message import method_key
-from prpc_engine.rpc.server import Bounds, Server
+from prpc_engine.rpc.server import Bounds, ServedObject
 from shard import Future
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -54,7 +54,7 @@ class Handlers:
 class World(Pair):
     def __init__(self) -> None:
         self.handlers = Handlers()
-        super().__init__(Server("test", 0, TARGET, self.handlers))
+        super().__init__(ServedObject("test", 0, TARGET, self.handlers))
 
     def open(self, method: str) -> Any:
         return self.client.open(Route(), method, method_key(method), (), None)

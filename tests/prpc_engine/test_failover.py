@@ -236,9 +236,9 @@ def test_what_may_be_repeated_is_known_from_the_registration_and_no_busy_server_
         service.create_client("files", 2, PATIENCE_S) as client,
     ):
         assert [program.read_line() for program in (one, two)] == ["ready", "ready"]
-        assert client._mender.is_idempotent("read") is True
-        assert client._mender.is_idempotent("take") is False
-        assert client._mender.marks.is_once("take")
+        assert client._dispatcher.is_idempotent("read") is True
+        assert client._dispatcher.is_idempotent("take") is False
+        assert client._dispatcher.marks.is_once("take")
         by_pid = dict(zip(client.broadcast("read", timeout_s=PATIENCE_S), client.server_ids, strict=True))
         wait_connected(client)
         client.submit_to(by_pid[one.pid], "keep", f"{fifo}-of-one", timeout_s=PATIENCE_S)

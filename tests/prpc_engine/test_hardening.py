@@ -15,7 +15,7 @@ import prpc_engine
 import shard
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.rpc.message import method_key
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.allow import AllowList, Rule
 from prpc_engine.settings.config import TlsSettings, load_limits, tls_from
 from shard.one_line import Lines, escaped
@@ -32,12 +32,12 @@ def ping() -> int:
 @pytest.mark.parametrize("name", ["_private", "__call__", "_"])
 def test_functions_of_a_dict_whose_names_begin_with_an_underscore_are_not_served(name: str) -> None:
     with pytest.raises(errors.ConfigError, match=f"'{name}' begins with an underscore: such names are not served"):
-        Server("test", 0, TARGET, {"ping": ping, name: ping})
+        ServedObject("test", 0, TARGET, {"ping": ping, name: ping})
 
 
 @pytest.mark.parametrize(("methods", "told"), [(("ping",), "ping"), (("nothing",), ""), (("*",), "ping, pong")])
 def test_an_unknown_method_lists_only_what_its_caller_may_call(methods: tuple[str, ...], told: str) -> None:
-    server = Server("test", 0, TARGET, {"ping": ping, "pong": ping}, allow=AllowList([Rule("test", ("any",), methods)]))
+    server = ServedObject("test", 0, TARGET, {"ping": ping, "pong": ping}, allow=AllowList([Rule("test", ("any",), methods)]))
     pair = Pair(server)
     call = pair.ask("pnig")
     pair.turn()
@@ -96,7 +96,7 @@ def test_a_notification_that_fails_with_a_forged_line_is_one_line(caplog: pytest
     def fail() -> None:
         raise ValueError(FORGED)
 
-    pair = Pair(Server("test", 0, TARGET, {"fail": fail}))
+    pair = Pair(ServedObject("test", 0, TARGET, {"fail": fail}))
     pair.client.notify(Route(), "fail", method_key("fail"), ())
     pair.turn()
     pair.close()

@@ -120,7 +120,7 @@ def test_the_first_answer_wins_and_the_other_server_is_told_to_stop(world: World
 def test_a_method_that_is_not_idempotent_is_never_asked_twice(world: World) -> None:
     with world.client(hedge=AT_ONCE) as client:
         first = client.submit("buy", timeout_s=PATIENCE_S)
-        wait_until(lambda: client._mender.is_idempotent("buy") is False, "the servers' word")
+        wait_until(lambda: client._dispatcher.is_idempotent("buy") is False, "the servers' word")
         second = client.submit("buy", timeout_s=PATIENCE_S)
         wait_until(lambda: sum(world.asked()) == 2)
         for shop in world.shops:

@@ -12,7 +12,7 @@ from prpc_engine.client.dealer import RpcRequest
 from prpc_engine.rpc.call import NEVER, Call
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.message import NOTIFY, OPEN, REPEAT, REQUEST, method_key
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.allow import AllowList, Rule
 from shard import Future
 from shard.transport.identity import PeerIdentity
@@ -88,7 +88,7 @@ def test_a_peer_that_claims_numbers_of_another_beforehand_answers_none_of_its_ca
 
 
 def test_a_repeat_of_another_method_or_of_another_certificate_gets_no_answer() -> None:
-    server = Server("vault", 0, TARGET, Vault())
+    server = ServedObject("vault", 0, TARGET, Vault())
     pairs = [Pair(server) for _ in range(3)]
     pairs[0].served.connection.peer_identity = pairs[1].served.connection.peer_identity = PeerIdentity(("worker-1",), "job")
     pairs[2].served.connection.peer_identity = PeerIdentity(("worker-2",), "job")
@@ -166,7 +166,7 @@ METHODS = sorted(name for name, _ in inspect.getmembers(Everything, callable) if
 @pytest.mark.parametrize("kind", [REQUEST, REPEAT, OPEN, NOTIFY])
 def test_the_allow_list_is_asked_for_every_kind_of_method_however_it_is_called(kind: int, method: str, stopped: bool) -> None:
     served = Everything()
-    server = Server("all", 0, TARGET, served, allow=AllowList([Rule("all", ("tls:worker-*",))]))
+    server = ServedObject("all", 0, TARGET, served, allow=AllowList([Rule("all", ("tls:worker-*",))]))
     pair = Pair(server)
     if stopped:
         server.stop()

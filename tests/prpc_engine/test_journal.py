@@ -30,18 +30,18 @@ from prpc_engine.master.journal import (
     snapshot_records,
 )
 from prpc_engine.master.registry import Registry, RegistryError
-from prpc_engine.master.tree import Change, Kind, SessionRecord, Tree
+from prpc_engine.master.tree import Change, Kind, NodeTree, SessionRecord
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 State = list[Change]
 
 
-def state(tree: Tree) -> State:
+def state(tree: NodeTree) -> State:
     return list(tree.snapshot())
 
 
-def restored(data: bytes) -> Tree:
-    tree = Tree()
+def restored(data: bytes) -> NodeTree:
+    tree = NodeTree()
     replay(decode(data, "file")[0], tree, "file", data)
     return tree
 
@@ -126,7 +126,7 @@ class AnyHistory(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, len(self.data)))
         transactions, good_bytes = decode(self.data[:cut], "file")
         assert good_bytes <= cut
-        tree = Tree()
+        tree = NodeTree()
         replay(transactions, tree, "file", self.data)
         assert state(tree) == self.states[tree.version]
 
@@ -138,7 +138,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def a_snapshot_is_the_present(self) -> None:
-        tree = Tree()
+        tree = NodeTree()
         load_snapshot(b"".join(snapshot_records(self.registry.tree)), tree, "snapshot")
         assert tree.version == self.registry.version
         assert state(tree) == state(self.registry.tree)
@@ -150,7 +150,7 @@ TestAnyHistory = AnyHistory.TestCase
 
 def test_a_journal_that_was_closed_goes_on(tmp_path: Path) -> None:
     states = write(tmp_path, 5)
-    tree = Tree()
+    tree = NodeTree()
     journal = Journal(tmp_path)
     journal.load(tree)
     journal.close()
@@ -162,7 +162,7 @@ def test_a_torn_tail_is_cut_off_and_what_follows_is_kept(tmp_path: Path) -> None
     path = tmp_path / "journal-0"
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
-    journal, tree = Journal(tmp_path), Tree()
+    journal, tree = Journal(tmp_path), NodeTree()
     journal.load(tree)
     assert state(tree) == states[-2]
     change = Change(Kind.COUNT, "k", number=1)
@@ -195,7 +195,7 @@ def test_damage_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
         journal = Journal(tmp_path)
         try:
             with pytest.raises(JournalError, match=f"damaged at byte {first} of {len(whole)}"):
-                journal.load(Tree())
+                journal.load(NodeTree())
         finally:
             journal.close()
 
@@ -242,7 +242,7 @@ def test_a_long_journal_becomes_a_snapshot_and_a_short_one(tmp_path: Path, monke
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 3, names
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 8000
-    tree = Tree()
+    tree = NodeTree()
     journal = Journal(tmp_path)
     journal.load(tree)
     journal.close()
@@ -254,7 +254,7 @@ def test_a_long_journal_becomes_a_snapshot_and_a_short_one(tmp_path: Path, monke
 def test_a_kill_in_the_middle_of_compacting_loses_nothing(tmp_path: Path, left: str) -> None:
     """As the folder is before the rename, after it, and before the old pair is removed."""
     states = write(tmp_path, 5)
-    tree = Tree()
+    tree = NodeTree()
     data = (tmp_path / "journal-0").read_bytes()
     replay(decode(data, "file")[0], tree, "file", data)
     whole = b"".join(snapshot_records(tree))
@@ -264,7 +264,7 @@ def test_a_kill_in_the_middle_of_compacting_loses_nothing(tmp_path: Path, left: 
         (tmp_path / "snapshot-1").write_bytes(whole)
     if left == "all":
         (tmp_path / "journal-1").write_bytes(encode_header())
-    again, journal = Tree(), Journal(tmp_path)
+    again, journal = NodeTree(), Journal(tmp_path)
     journal.load(again)
     journal.close()
     assert state(again) == states[-1]
@@ -289,16 +289,16 @@ def test_old_files_that_cannot_be_removed_do_not_keep_a_change_from_being_told(
 
 
 def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    whole = b"".join(snapshot_records(Tree()))
+    whole = b"".join(snapshot_records(NodeTree()))
     for cut in range(len(whole)):
         with pytest.raises(JournalError, match="is not whole"):
-            load_snapshot(whole[:cut], Tree(), "snapshot-1")
+            load_snapshot(whole[:cut], NodeTree(), "snapshot-1")
 
 
 def test_a_disk_that_is_full_ends_it_and_what_was_answered_stays(tmp_path: Path) -> None:
     states = write(tmp_path, 3)
     path = tmp_path / "journal-0"
-    journal, tree = Journal(tmp_path), Tree()
+    journal, tree = Journal(tmp_path), NodeTree()
     journal.load(tree)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     change = Change(Kind.PUT, "/root/full", "x" * 1000)

@@ -15,15 +15,15 @@ from prpc_engine.errors import JournalError
 from prpc_engine.master import journal as journal_module
 from prpc_engine.master.journal import HEADER, RECORD, Journal, decode, encode_header
 from prpc_engine.master.registry import Registry
-from prpc_engine.master.tree import Change, Kind, SessionRecord, Tree
+from prpc_engine.master.tree import Change, Kind, NodeTree, SessionRecord
 from tests.prpc_engine.test_journal import State, state, write
 
 COUNTED = Change(Kind.COUNT, "k", number=1)
 
 
 @contextlib.contextmanager
-def loaded(folder: Path) -> Iterator[tuple[Journal, Tree]]:
-    journal, tree = Journal(folder, sync=False), Tree()
+def loaded(folder: Path) -> Iterator[tuple[Journal, NodeTree]]:
+    journal, tree = Journal(folder, sync=False), NodeTree()
     try:
         journal.load(tree)
         yield journal, tree
@@ -43,7 +43,7 @@ def state_or_refusal(folder: Path) -> State | str:
         return str(error)
 
 
-def append(journal: Journal, tree: Tree) -> None:
+def append(journal: Journal, tree: NodeTree) -> None:
     """Each makes another state."""
     change = Change(Kind.COUNT, "k", number=tree.counters.get("k", 0) + 1)
     tree.apply(change)
@@ -144,7 +144,7 @@ def test_a_header_whose_end_the_disk_has_as_zeros_is_an_empty_journal(kept: int)
 
 def test_a_disk_that_takes_half_a_header_loses_nothing_that_is_answered_later(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    journal, tree = Journal(tmp_path, sync=False), Tree()
+    journal, tree = Journal(tmp_path, sync=False), NodeTree()
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
         try:
@@ -212,7 +212,7 @@ def test_a_folder_that_can_be_none_is_named(folder: str, tmp_path: Path, monkeyp
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_of_a_fork_does_not_keep_the_folder_when_its_parent_lets_it_go(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=False)
-    journal.load(Tree())
+    journal.load(NodeTree())
     (reading, writing), (is_up, up) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:

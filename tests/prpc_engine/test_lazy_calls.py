@@ -18,7 +18,7 @@ from prpc_engine import Bounds, Deferred, Lazy, Master, RpcClient, RpcRequest, R
 from prpc_engine.archive import register
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import method_key
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.rpc.stream import incoming
 from shard import ClosedError, Future
 from tests.prpc_engine.archives import same
@@ -115,7 +115,7 @@ class World(Pair):
 
     def __init__(self) -> None:
         self.keeper = Keeper()
-        super().__init__(Server("test", 0, TARGET, self.keeper, Bounds(tasks_max=1, queue_calls_max=1)))
+        super().__init__(ServedObject("test", 0, TARGET, self.keeper, Bounds(tasks_max=1, queue_calls_max=1)))
 
 
 @pytest.fixture

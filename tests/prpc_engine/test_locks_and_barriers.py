@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.master.locks_and_barriers import Arrival, Meetings, role_of
+from prpc_engine.master.locks_and_barriers import Arrival, LocksAndBarriers, role_of
 from prpc_engine.master.namespace import RegistryError, component
 from prpc_engine.master.registry import Registry
 from prpc_engine.master.tree import SessionRecord
 
 
-def world(count: int) -> tuple[Meetings, Registry, list[int]]:
+def world(count: int) -> tuple[LocksAndBarriers, Registry, list[int]]:
     registry = Registry()
     sessions = [registry.open(SessionRecord("t", 5.0, "root", f"client {number}", ""), 0.0) for number in range(count)]
-    return Meetings(registry), registry, sessions
+    return LocksAndBarriers(registry), registry, sessions
 
 
 def arrival(request: int, count: int, member: str = "?", item: int = 0, expected: tuple[str, ...] = ()) -> Arrival:
@@ -149,7 +149,7 @@ class Counting(dict[str, Any]):
         return super().__getitem__(path)
 
 
-def cost_of(meet: Callable[[Meetings, Registry, list[int]], None], members: int) -> int:
+def cost_of(meet: Callable[[LocksAndBarriers, Registry, list[int]], None], members: int) -> int:
     """Looks at nodes, and characters of changes, until all have met."""
     meetings, registry, sessions = world(members)
     registry.take_changes()
@@ -158,20 +158,20 @@ def cost_of(meet: Callable[[Meetings, Registry, list[int]], None], members: int)
     return nodes.looks + sum(len(change.text) + len(change.path) for change in registry.take_changes())
 
 
-def open_barrier(meetings: Meetings, registry: Registry, sessions: list[int]) -> None:
+def open_barrier(meetings: LocksAndBarriers, registry: Registry, sessions: list[int]) -> None:
     for session in sessions:
         meetings.arrive(session, "b", Arrival(1, len(sessions), "?", None))
     assert all(registry.answered(session, 1) == [[]] for session in sessions)
 
 
-def give_barrier_up(meetings: Meetings, registry: Registry, sessions: list[int]) -> None:
+def give_barrier_up(meetings: LocksAndBarriers, registry: Registry, sessions: list[int]) -> None:
     for session in sessions:
         meetings.arrive(session, "b", Arrival(1, len(sessions) + 1, "?", None))
     for session in sessions:
         assert f"of {len(sessions) + 1} arrived" in meetings.give_up(session, "b", 1)
 
 
-def hand_lock_on(meetings: Meetings, registry: Registry, sessions: list[int]) -> None:
+def hand_lock_on(meetings: LocksAndBarriers, registry: Registry, sessions: list[int]) -> None:
     tokens = [meetings.claim(session, "l", 1, "") for session in sessions]
     for session, token in zip(sessions, tokens, strict=True):
         assert meetings.ahead(session, "l", token) is None
@@ -179,7 +179,7 @@ def hand_lock_on(meetings: Meetings, registry: Registry, sessions: list[int]) ->
 
 
 @pytest.mark.parametrize("meet", [open_barrier, give_barrier_up, hand_lock_on])
-def test_what_many_members_cost_grows_as_their_number_does(meet: Callable[[Meetings, Registry, list[int]], None]) -> None:
+def test_what_many_members_cost_grows_as_their_number_does(meet: Callable[[LocksAndBarriers, Registry, list[int]], None]) -> None:
     assert cost_of(meet, 2000) < 5 * cost_of(meet, 500)
 
 

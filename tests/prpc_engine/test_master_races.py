@@ -14,12 +14,12 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient, TreeEvent
-from prpc_engine.master.registration import Joined
+from prpc_engine.master.registration import Registration
 from prpc_engine.master.session import MasterSession
 from prpc_engine.master.watch import Watches
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.service import service, serving
 from shard import Future, PeerLostError, ShardError
 from tests.ports import address_of, hold_port
@@ -296,7 +296,7 @@ def test_who_has_joined_has_its_rank_although_another_thread_hears_the_answer(
 ) -> None:
     held, go_on = threading.Event(), threading.Event()
 
-    class Late(Joined):
+    class Late(Registration):
         def __init__(self, *settings: Any) -> None:
             held.set()
             assert go_on.wait(PATIENCE_S)
@@ -304,7 +304,7 @@ def test_who_has_joined_has_its_rank_although_another_thread_hears_the_answer(
 
     with RpcService(master.address) as node:
         node.driver.take_over()  # the progress thread hears it
-        monkeypatch.setattr(session_module, "Joined", Late)
+        monkeypatch.setattr(session_module, "Registration", Late)
         monkeypatch.setattr(node._session, "_joined", None)
         joining = node._session.join(node._node.addresses)
         assert held.wait(PATIENCE_S)
@@ -386,7 +386,7 @@ def test_a_server_whose_registration_was_answered_too_late_stays_with_nobody(
 
 
 def test_a_server_that_is_made_while_the_session_is_replaced_is_found(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, masters = Server, [Master(place)]
+    make, masters = ServedObject, [Master(place)]
     with RpcService(masters[0].address) as node:
 
         def late(name: str, server_id: int, target: int, *rest: Any) -> Any:
@@ -396,7 +396,7 @@ def test_a_server_that_is_made_while_the_session_is_replaced_is_found(place: str
                 wait_until(lambda: session._token != before and session.connected, "the new session")
             return make(name, server_id, target, *rest)
 
-        monkeypatch.setattr(serving, "Server", late)
+        monkeypatch.setattr(serving, "ServedObject", late)
         node.create_server("test", {"who": lambda: "me"})
         with masters[1] as second, RpcService(second.address) as other:
             assert other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S) == "me"

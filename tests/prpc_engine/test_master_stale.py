@@ -13,10 +13,10 @@ import pytest
 from prpc_engine import Master, errors
 from prpc_engine.master import watch
 from prpc_engine.master.client import MasterClient, SessionBackend, TreeEvent
-from prpc_engine.master.registration import Joined
+from prpc_engine.master.registration import Registration
 from prpc_engine.master.session import MasterSession
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from shard import Future
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.test_master_races import session_of, watches_of
@@ -111,8 +111,8 @@ def test_what_was_registered_again_before_the_connection_was_lost_is_not_registe
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked: list[tuple[Any, ...]] = []
-    served = {target: Server(name, 0, target, {"echo": lambda value: value}) for target, name in ((1, "a"), (2, "b"))}
-    joined = Joined(["a:1"], -1, 0, served)
+    served = {target: ServedObject(name, 0, target, {"echo": lambda value: value}) for target, name in ((1, "a"), (2, "b"))}
+    joined = Registration(["a:1"], -1, 0, served)
     joined.registered("a", 0, 1, 11)
     joined.registered("b", 0, 2, 12)
 

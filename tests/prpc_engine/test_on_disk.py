@@ -18,7 +18,7 @@ from prpc_engine.accumulator.snapshot_file import save
 from prpc_engine.cli.endpoint_map import _write
 from prpc_engine.errors import JournalError
 from prpc_engine.master.journal import RECORD, Journal, encode_header, encode_record
-from prpc_engine.master.tree import Change, Kind, Tree
+from prpc_engine.master.tree import Change, Kind, NodeTree
 from shard.group.core_locks import CoreLocks
 from tests.disk import watched_disk
 from tests.prpc_engine.kv.checkpoint.jobs import create_tables, local_job, train
@@ -32,7 +32,7 @@ GOOD = [Change(Kind.PUT, "/a", "text", 1)]
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_transaction_is_on_the_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
     journal = Journal(tmp_path / "journal", sync)
-    journal.load(Tree())
+    journal.load(NodeTree())
     with watched_disk(monkeypatch) as disk:
         journal.append(1, [])
         assert [call for call, _ in disk.events] == (["write", "fdatasync"] if sync else ["write"])
@@ -44,7 +44,7 @@ def test_a_snapshot_is_on_the_disk_before_it_has_its_name_and_its_name_before_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path)
-    journal.load(Tree())
+    journal.load(NodeTree())
     gone: list[int] = []
     with watched_disk(monkeypatch) as disk:
         remove = Path.unlink
@@ -54,7 +54,7 @@ def test_a_snapshot_is_on_the_disk_before_it_has_its_name_and_its_name_before_th
             remove(path)
 
         monkeypatch.setattr(Path, "unlink", unlink)
-        journal.compact(Tree())
+        journal.compact(NodeTree())
     ((number, target),) = disk.renames()
     assert target == tmp_path / "snapshot-1"
     assert ("fsync", tmp_path / "snapshot-1.tmp") in disk.events[:number]
@@ -113,8 +113,8 @@ def modes(folder: Path) -> dict[str, int]:
 
 def test_files_made_without_a_umask_are_for_their_user_alone(tmp_path: Path, no_umask: None) -> None:
     journal = Journal(tmp_path / "a" / "b" / "journal")
-    journal.load(Tree())
-    journal.compact(Tree())
+    journal.load(NodeTree())
+    journal.compact(NodeTree())
     worker = local_job(2)
     create_tables(worker)
     train(worker)
@@ -145,7 +145,7 @@ def test_what_others_may_read_without_a_umask_they_may_not_write(tmp_path: Path,
 def load(folder: Path) -> None:
     journal = Journal(folder)
     try:
-        journal.load(Tree())
+        journal.load(NodeTree())
     finally:
         journal.close()
 

@@ -21,7 +21,7 @@ from prpc_engine.client.retry import BUDGET_SHARE, ONLY_THERE, GiveUp, Retry, Re
 from prpc_engine.rpc.call import CALL_ID_BITS, NEVER, Call, CallTable
 from prpc_engine.rpc.message import REPEAT, REQUEST
 from prpc_engine.rpc.method import describe
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from shard import Future
 from tests.faults.zygote import Life
 from tests.helpers import ManualClock
@@ -296,10 +296,10 @@ def test_calls_of_a_named_server_are_not_repeated(world: World) -> None:
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[[Server], Pair]]:
+def connect() -> Iterator[Callable[[ServedObject], Pair]]:
     pairs: list[Pair] = []
 
-    def connected(server: Server) -> Pair:
+    def connected(server: ServedObject) -> Pair:
         pair = Pair(server)
         pair.served.number = len(pairs)
         pairs.append(pair)
@@ -321,9 +321,9 @@ def send(pair: Pair, kind: int, call_id: int, method: str, *args: Any) -> Call:
 
 
 @pytest.mark.parametrize("method", ["add", "fail"])
-def test_who_asks_again_gets_the_same_answer_or_failure(connect: Callable[[Server], Pair], method: str) -> None:
+def test_who_asks_again_gets_the_same_answer_or_failure(connect: Callable[[ServedObject], Pair], method: str) -> None:
     till = Till()
-    server = Server("till", 0, TARGET, till)
+    server = ServedObject("till", 0, TARGET, till)
     first, second = [send(connect(server), kind, 9, method, 5) for kind in (REQUEST, REPEAT)]
     assert till.ran() == {5: 1}
     assert type(first.error()) is type(second.error())
@@ -332,25 +332,25 @@ def test_who_asks_again_gets_the_same_answer_or_failure(connect: Callable[[Serve
     assert server.statistics().repeated == 1
 
 
-def test_arrays_of_a_repeated_answer_are_those_of_the_first(connect: Callable[[Server], Pair]) -> None:
-    server = Server("till", 0, TARGET, Till())
+def test_arrays_of_a_repeated_answer_are_those_of_the_first(connect: Callable[[ServedObject], Pair]) -> None:
+    server = ServedObject("till", 0, TARGET, Till())
     answers = [send(connect(server), kind, 9, "add_array", np.full(ARRAY_BYTES, 6, np.uint8)) for kind in (REQUEST, REPEAT)]
     for answer in answers:
         assert (answer.result() == 7).all()
 
 
-def test_a_repeat_that_comes_before_its_first_attempt_is_the_one_that_runs(connect: Callable[[Server], Pair]) -> None:
+def test_a_repeat_that_comes_before_its_first_attempt_is_the_one_that_runs(connect: Callable[[ServedObject], Pair]) -> None:
     till = Till()
-    server = Server("till", 0, TARGET, till)
+    server = ServedObject("till", 0, TARGET, till)
     older, newer = connect(server), connect(server)
     assert send(newer, REPEAT, 9, "add", 5).result() == -5
     send(older, REQUEST, 9, "add", 5)
     assert till.ran() == {5: 1}
 
 
-def test_a_running_call_is_answered_where_it_was_asked_last(connect: Callable[[Server], Pair]) -> None:
+def test_a_running_call_is_answered_where_it_was_asked_last(connect: Callable[[ServedObject], Pair]) -> None:
     till = Till()
-    server = Server("till", 0, TARGET, till)
+    server = ServedObject("till", 0, TARGET, till)
     oldest, older, newest = [connect(server) for _ in range(3)]
     calls = {pair: send(pair, kind, 9, "hold", 5) for pair, kind in [(older, REQUEST), (newest, REPEAT), (oldest, REPEAT)]}
     assert till.held() == 1
@@ -362,9 +362,11 @@ def test_a_running_call_is_answered_where_it_was_asked_last(connect: Callable[[S
     assert [call.done() for call in calls.values()] == [False, True, False]
 
 
-def test_a_repeat_of_what_was_forgotten_or_of_another_method_is_refused_and_counted(connect: Callable[[Server], Pair]) -> None:
+def test_a_repeat_of_what_was_forgotten_or_of_another_method_is_refused_and_counted(
+    connect: Callable[[ServedObject], Pair],
+) -> None:
     till = Till()
-    server = Server("till", 0, TARGET, till, Bounds(answers_max=1))
+    server = ServedObject("till", 0, TARGET, till, Bounds(answers_max=1))
     pair = connect(server)
     for number in (1, 2):
         assert send(pair, REQUEST, number, "add", number).result() == -number

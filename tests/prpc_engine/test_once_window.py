@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prpc_engine.rpc.once import ANSWER_SHARE, Identity, Window
+from prpc_engine.rpc.once import ANSWER_SHARE, Identity, OnceWindow
 
 CALLER = 77
 
 
-def window_of(answers: int, answers_max: int = 4, bytes_max: int = 1000, keep_s: float = 10.0) -> Window[str, str]:
+def window_of(answers: int, answers_max: int = 4, bytes_max: int = 1000, keep_s: float = 10.0) -> OnceWindow[str, str]:
     """One in which calls 1, 2, ... were answered at 1.0, 2.0, ... seconds, with 10 bytes each."""
-    window: Window[str, str] = Window(answers_max, bytes_max, keep_s, callers_max=2)
+    window: OnceWindow[str, str] = OnceWindow(answers_max, bytes_max, keep_s, callers_max=2)
     for number in range(1, answers + 1):
         answer(window, (CALLER, number), float(number))
     return window
 
 
-def answer(window: Window[str, str], call: Identity, now: float, nbytes: int = 10) -> None:
+def answer(window: OnceWindow[str, str], call: Identity, now: float, nbytes: int = 10) -> None:
     assert window.refusal(call, False) is None
     window.begin(call, "job")
     window.answered(call, f"answer to {call[1]}", nbytes, now)
 
 
-def known(window: Window[str, str]) -> Iterator[int]:
+def known(window: OnceWindow[str, str]) -> Iterator[int]:
     return (number for number in range(1, 20) if window.find((CALLER, number)) is not None)
 
 
@@ -67,7 +67,7 @@ def test_what_was_dropped_before_it_ran_may_run() -> None:
     ids=["answers", "bytes", "seconds", "none at all"],
 )
 def test_the_oldest_answers_are_forgotten_counted_and_refused_when_they_are_asked_for(
-    window: Window[str, str], left: list[int]
+    window: OnceWindow[str, str], left: list[int]
 ) -> None:
     assert list(known(window)) == left
     assert window.forgotten == 6 - len(left)
@@ -124,7 +124,7 @@ def test_nothing_runs_twice_and_what_is_known_is_right(
     steps: list[tuple[str, int, int, int, bool]], answers_max: int, callers_max: int
 ) -> None:
     """Against a model that forgets nothing."""
-    window: Window[str, Identity] = Window(answers_max, 100, 30.0, callers_max)
+    window: OnceWindow[str, Identity] = OnceWindow(answers_max, 100, 30.0, callers_max)
     running: set[Identity] = set()
     ran: set[Identity] = set()
     now = 0.0

@@ -8,8 +8,8 @@ import pytest
 
 from prpc_engine import Master, RpcService, Server, errors
 from prpc_engine.cluster.endpoint import Place
-from prpc_engine.demo.roles import Job
-from prpc_engine.demo.settings import Settings
+from prpc_engine.demo.roles import DemoJob
+from prpc_engine.demo.settings import DemoSettings
 from prpc_engine.service.in_shard import ShardSettings
 from prpc_engine.settings.user_secret import UserSecret, user_secret
 from shard import DEFAULT_LIMITS
@@ -29,7 +29,7 @@ def test_a_master_and_a_service_listen_at_loopback_unless_told_otherwise() -> No
 
 def test_the_secret_is_in_the_repr_of_nothing_that_holds_it() -> None:
     held = [
-        Job("m", 1, 0, 1, False, SECRET, Settings()),
+        DemoJob("m", 1, 0, 1, False, SECRET, DemoSettings()),
         UserSecret(SECRET.encode()),
         *(
             kind(**{name: SECRET if name == "secret" else None for name in kind.__dataclass_fields__})  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def test_sixty_four_calls_in_flight_each_get_their_own_answer(world: World) -> N
 
 
 def test_each_call_counts_once_in_the_budget_of_repeats_whether_it_could_be_sent_or_not(world: World) -> None:
-    budget = world.client._mender.budget
+    budget = world.client._dispatcher.budget
     before = budget.calls
     world.client.call("add", 20, 22)
     world.client.submit("add", 20, 22).result(PATIENCE_S)

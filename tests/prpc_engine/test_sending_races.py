@@ -55,9 +55,9 @@ def test_a_call_whose_connection_ends_as_it_is_about_to_leave_runs_once_over_ano
     if way == "first":
         assert client.call(method, timeout_s=PATIENCE_S) == 1
     else:
-        call = client._mender.encoded(route, method, (), PATIENCE_S, True, client)
-        client._mender.admit(call)
-        client._mender.send(call, route)
+        call = client._dispatcher.encoded(route, method, (), PATIENCE_S, True, client)
+        client._dispatcher.admit(call)
+        client._dispatcher.send(call, route)
         assert call.result(PATIENCE_S) == 1
     assert client.call("echo", 2, timeout_s=PATIENCE_S) == 2
     assert world.ran == 1
@@ -81,7 +81,7 @@ def cut_before_sending(
     world: World, monkeypatch: pytest.MonkeyPatch, has_followed: Callable[[], bool]
 ) -> tuple[RpcClient, Route]:
     """A client, connected to its only server: the connection ends when its next request is entered and not sent yet. If the
-    mender hears of that request, until then, it is not sent before has_followed()."""
+    dispatcher hears of that request, until then, it is not sent before has_followed()."""
     client = world.calling.create_client("test")
     assert client.call("echo", 1) == 1
     wait_connected(client)
@@ -93,7 +93,7 @@ def cut_before_sending(
     def late(*message: Any) -> None:
         made.reactor.call_soon(lambda: peer.connection.close(PeerLostError("it was cut")))
         wait_until(lambda: peer not in made._peers.values(), "all are told of the end")
-        wait_until(lambda: not client._mender._held or has_followed(), "what follows from that")
+        wait_until(lambda: not client._dispatcher._held or has_followed(), "what follows from that")
         send(*message)
 
     monkeypatch.setattr(peer, "_send", late)
@@ -125,7 +125,7 @@ def test_a_call_that_is_refused_before_its_sender_goes_on_keeps_its_deadline_at_
     def late(*message: Any) -> None:
         monkeypatch.setattr(peer, "_send", send)
         send(*message)
-        wait_until(lambda: client._mender._held, "the refusal")
+        wait_until(lambda: client._dispatcher._held, "the refusal")
         followed = threading.Event()
         reactor.call_soon(lambda: reactor.call_soon(followed.set))
         assert followed.wait(PATIENCE_S)
@@ -184,6 +184,6 @@ def test_servers_are_asked_what_may_be_repeated_though_another_thread_finds_one_
     told = threading.Event()
     with world.calling.create_client("test") as client:
         connected(client)
-        world.calling._node.reactor.call_soon(lambda: client._mender.describe(told.set))
+        world.calling._node.reactor.call_soon(lambda: client._dispatcher.describe(told.set))
         assert told.wait(PATIENCE_S)
-        assert client._mender.is_idempotent("echo")
+        assert client._dispatcher.is_idempotent("echo")

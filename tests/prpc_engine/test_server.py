@@ -14,7 +14,7 @@ from prpc_engine import Deferred, errors, once
 from prpc_engine.rpc.message import HEADER, REPLY, REQUEST, method_key
 from prpc_engine.rpc.method import public_methods
 from prpc_engine.rpc.peer import calling_peer
-from prpc_engine.rpc.server import Bounds, Server
+from prpc_engine.rpc.server import Bounds, ServedObject
 from shard import Future
 from tests.prpc_engine.peers import TARGET, Pair, Route
 
@@ -55,7 +55,7 @@ class World(Pair):
 
     def __init__(self) -> None:
         self.handlers = Handlers()
-        self.server = Server("test", 0, TARGET, self.handlers)
+        self.server = ServedObject("test", 0, TARGET, self.handlers)
         super().__init__(self.server)
 
     def answer(self, method: str, *args: Any) -> Any:
@@ -83,7 +83,7 @@ def test_methods_whose_numbers_collide_are_refused() -> None:
         errors.ConfigError,
         match=r"('plumless' and 'buckeroo'|'buckeroo' and 'plumless') have the same CRC-32: rename one",
     ):
-        Server("test", 0, TARGET, {"plumless": len, "buckeroo": len})
+        ServedObject("test", 0, TARGET, {"plumless": len, "buckeroo": len})
 
 
 def test_values_come_back_from_all_kinds_of_methods(world: World) -> None:
@@ -93,7 +93,7 @@ def test_values_come_back_from_all_kinds_of_methods(world: World) -> None:
 
 
 def test_a_builtin_without_a_signature_can_be_served(world: World) -> None:
-    world.server = Server("test", 0, TARGET, {"max": max})
+    world.server = ServedObject("test", 0, TARGET, {"max": max})
     world.served._servers[TARGET] = world.server
     assert world.answer("max", 3, 9) == 9
     with pytest.raises((errors.BadArguments, errors.RemoteError)):
@@ -202,7 +202,7 @@ def test_a_target_that_nobody_has_is_an_unknown_service(world: World) -> None:
 
 
 def test_arrays_go_through_the_server(world: World) -> None:
-    world.server = Server("test", 0, TARGET, {"double": lambda array: array * 2})
+    world.server = ServedObject("test", 0, TARGET, {"double": lambda array: array * 2})
     world.served._servers[TARGET] = world.server
     assert world.answer("double", np.arange(3)).tolist() == [0, 2, 4]
 
@@ -242,7 +242,7 @@ class SlowWorld(Pair):
 
     def __init__(self) -> None:
         self.handlers = Slow()
-        super().__init__(Server("test", 0, TARGET, self.handlers, Bounds(tasks_max=1)))
+        super().__init__(ServedObject("test", 0, TARGET, self.handlers, Bounds(tasks_max=1)))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from prpc_engine.rpc.flow_control import WINDOW_ITEMS
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.method import idempotent
 from prpc_engine.rpc.peer import EXPIRED_MAX, calling_peer
-from prpc_engine.rpc.server import Bounds, Server
+from prpc_engine.rpc.server import Bounds, ServedObject
 from prpc_engine.rpc.stream import Stream, incoming
 from shard import BackpressureError, Future
 from tests.helpers import ManualClock
@@ -93,7 +93,7 @@ class World(Pair):
 
     def __init__(self) -> None:
         self.handlers = Handlers()
-        super().__init__(Server("test", 0, TARGET, self.handlers), waiter=self)
+        super().__init__(ServedObject("test", 0, TARGET, self.handlers), waiter=self)
 
     def open(self, method: str, *args: Any, timeout_s: float | None = 20.0) -> Stream:
         return self.client.open(Route(), method, method_key(method), args, timeout_s)
@@ -250,7 +250,7 @@ def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_
     clock = ManualClock()
     monkeypatch.setattr("prpc_engine.rpc.peer.monotonic", clock)
     handlers = Handlers()
-    pair = Pair(Server("test", 0, TARGET, handlers), clock=clock)
+    pair = Pair(ServedObject("test", 0, TARGET, handlers), clock=clock)
     calls = [pair.ask("later", timeout_s=5.0) for _ in range(20 * EXPIRED_MAX)]
     pair.turn()
     looks, find_late = [], pair.client.calls.find_late

@@ -13,7 +13,7 @@ import pytest
 from prpc_engine import Deferred, Master, RpcService, idempotent
 from prpc_engine.errors import BadArguments, ConfigError, RemoteError
 from prpc_engine.rpc.method import bulk
-from prpc_engine.rpc.server import Server
+from prpc_engine.rpc.server import ServedObject
 from prpc_engine.rpc.timing import NEVER_NS, MethodTimer, MethodTiming, Timing
 from prpc_engine.support import ThreadGroup
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -156,10 +156,10 @@ def test_a_stall_is_blamed_on_the_handler_and_not_on_its_timer(caplog: pytest.Lo
 
 def test_without_timing_nothing_is_wrapped() -> None:
     handlers = {"echo": lambda value: value}
-    plain = Server("test", 0, 1, handlers)
+    plain = ServedObject("test", 0, 1, handlers)
     assert handlers["echo"] in plain._plain.values()
     assert not plain.statistics().timings
-    timed = Server("test", 0, 1, handlers, timing=Timing())
+    timed = ServedObject("test", 0, 1, handlers, timing=Timing())
     assert handlers["echo"] not in timed._plain.values()
 
 

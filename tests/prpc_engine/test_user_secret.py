@@ -15,7 +15,7 @@ import pytest
 from prpc_engine import NO_SECRET, Master, RpcService, Server, ServerConfig, errors
 from prpc_engine.accumulator import AccumulatorServer
 from prpc_engine.settings.config import check_exposure, secret_from
-from prpc_engine.settings.local_job import Job
+from prpc_engine.settings.local_job import LocalJob
 from prpc_engine.settings.user_secret import UserSecret, folder_of_user, user_secret
 from shard import DEFAULT_LIMITS, AuthenticationError, Slab, TcpTransport
 from shard import Node as Identity
@@ -157,7 +157,7 @@ def test_nobody_without_it_gets_into_a_master_a_service_or_a_cluster(home: Path)
 def test_a_launched_job_has_a_secret_of_its_own(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(name: str) -> list[str]:
         paths = [tmp_path / f"{name}{number}" for number in range(2)]
-        with Job(60.0) as job:
+        with LocalJob(60.0) as job:
             for path in paths:
                 code = f"import os; open({str(path)!r}, 'w').write(os.environ.get('PRPC_SECRET', ''))"
                 job.start(path.name, [sys.executable, "-c", code], dict(os.environ))

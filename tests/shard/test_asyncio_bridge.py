@@ -218,7 +218,7 @@ def test_a_loop_closed_with_awaits_pending_leaves_the_driver_usable(driver: Driv
 def test_loop_after_loop_can_await_and_none_of_them_stays(driver: Driver) -> None:
     for number in range(30):
         assert asyncio.run(within(value_of(later(driver, Future(driver), 0.0005, number)))) == number
-    assert len(driver._guests) <= 2
+    assert len(driver._bridges) <= 2
 
 
 def test_loops_of_several_threads_await_at_once(driver: Driver) -> None:

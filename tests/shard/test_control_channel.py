@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from shard import DEFAULT_LIMITS, Limits, RemoteProtocolError
-from shard.memory.leases import Line
+from shard.memory.leases import MeetingSocket
 from shard.memory.segment import SEAL_FUTURE_WRITE, SIZE_SEALS, Segment
-from shard.transport.control_channel import DROPPED, FDS_MAX, GOODBYE, NOTE, RING, SEGMENT, Notes
+from shard.transport.control_channel import DROPPED, FDS_MAX, GOODBYE, NOTE, RING, SEGMENT, ControlChannel
 from shard.transport.mapped import MappedSegments
 from tests.shard.strangers import memfd
 
@@ -24,7 +24,7 @@ class Stranger:
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         ours, self.socket = socket.socketpair()
         self.segments = MappedSegments("a stranger", limits)
-        self.notes = Notes(Line(ours), "a stranger", self.segments.map, self.segments.unmap)
+        self.notes = ControlChannel(MeetingSocket(ours), "a stranger", self.segments.map, self.segments.unmap)
 
     def says(self, data: bytes, fds: list[int] | None = None) -> None:
         """Our side reads it at once."""

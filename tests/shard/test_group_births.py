@@ -15,7 +15,7 @@ from shard import Future, PeerLostError, RestartPolicy, ShardError, ShardGroup, 
 from shard.group import group as group_module
 from shard.group import supervisor
 from shard.group.lane_handoff import LaneEnd
-from shard.group.mesh import Lane
+from shard.group.mesh import ShardChannel
 from shard.group.supervisor import Life, Supervisor
 from tests.program import wait_until
 from tests.shard import group_functions as functions
@@ -51,16 +51,16 @@ def test_a_shard_that_dies_as_wait_up_looks_is_none_that_stays_down() -> None:
 
 
 def test_a_shard_that_dies_before_it_is_asked_to_set_up_is_waited_for_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    submit = Lane.submit
+    submit = ShardChannel.submit
 
-    def be_late(self: Lane, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def be_late(self: ShardChannel, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if "incarnation 2" in self.connection.peer:
             monkeypatch.delenv("PRPC_FAILPOINTS", raising=False)
             wait_until(lambda: self.connection.error, "the application has noticed")
         return submit(self, function, args)
 
     with ShardGroup(1, restart="on-failure") as group:
-        monkeypatch.setattr(Lane, "submit", be_late)
+        monkeypatch.setattr(ShardChannel, "submit", be_late)
         monkeypatch.setenv("PRPC_FAILPOINTS", "group.started=kill9")
         assert isinstance(group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError)
         group.wait_up(PATIENCE_S)

@@ -189,14 +189,14 @@ def test_an_array_whose_owner_was_killed_stays_whole_to_the_last_byte(start: Cal
 AT_EXIT = """
 import atexit, builtins, os, socket, threading
 import numpy as np
-from shard.memory.leases import Borrowings, Lendings, Line
+from shard.memory.leases import Borrowings, Lendings, MeetingSocket
 from shard.memory.segment import Segment
 from shard.memory.slab import Slab
 
 slab = Slab()
 one, two = socket.socketpair()
-lendings, borrowings = Lendings(slab, "shard 1"), Borrowings(Line(two), "shard 0")
-line = Line(one)
+lendings, borrowings = Lendings(slab, "shard 1"), Borrowings(MeetingSocket(two), "shard 0")
+line = MeetingSocket(one)
 array = slab.empty(100_000, np.uint8)
 segment = Segment.attach(os.dup(slab.segment(0).fd), writable=False)
 

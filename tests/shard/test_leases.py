@@ -24,7 +24,7 @@ from shard import (
     Slab,
 )
 from shard.memory.lease_table import Held, Lease, debug_leases
-from shard.memory.leases import Borrowings, Lendings, Line, held_by_this_process
+from shard.memory.leases import Borrowings, Lendings, MeetingSocket, held_by_this_process
 from shard.memory.segment import Segment
 from tests.helpers import ManualClock
 
@@ -39,9 +39,9 @@ class Pair:
     def __init__(self, clock: ManualClock, debug: bool = False) -> None:
         self.slab = Slab(clock=clock, debug=debug)
         one, two = socket.socketpair()
-        self.line = Line(one)
+        self.line = MeetingSocket(one)
         self.lendings = Lendings(self.slab, "shard 1")
-        self.borrowings = Borrowings(Line(two), "shard 0", clock)
+        self.borrowings = Borrowings(MeetingSocket(two), "shard 0", clock)
         self.mapped: dict[int, Segment] = {}
 
     def lend(self, array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -363,7 +363,7 @@ def test_what_a_peer_reads_after_the_connection_is_on_the_books_until_it_hangs_u
     pair.lendings.hand_over(pair.line)
     (lease,) = pair.slab.leases()
     assert (lease.borrower, lease.connection_ended, lease.since_s) == ("shard 1", True, clock.now - 5.0)
-    pair.borrowings = Borrowings(Line(socket.socket()), "nobody", clock)  # the connection's part in them ends
+    pair.borrowings = Borrowings(MeetingSocket(socket.socket()), "nobody", clock)  # the connection's part in them ends
     assert [held.lease for held in held_by_this_process()] == [1], "the array has kept its own"
     assert len(pair.slab.leases()) == 1
     del borrowed  # the last array hangs up

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shard import Connection, Dealer, DealtPort, Node, Reactor, Slab, TcpListener, TcpTransport, UnreachableError
+from shard import Connection, DistributedPort, Node, Reactor, Slab, SocketDistributor, TcpListener, TcpTransport, UnreachableError
 from shard.transport import shared_port
 from shard.transport.handshake import Connector
 from shard.transport.handshake_io import receive_exactly
@@ -36,7 +36,7 @@ class House:
         listener = transport.listen("tcp://127.0.0.1:0", self.reactors[0], self.connections[0].append)
         assert isinstance(listener, TcpListener)
         self.listener, self.address = listener, listener.address
-        self.dealer = Dealer(self.reactors[0])
+        self.dealer = SocketDistributor(self.reactors[0])
         self.listener.share(self.dealer.deal)
         self.takers: dict[int, TcpListener] = {}
         self._to_do: list[tuple[Callable[[], Any], list[Any], threading.Event]] = []
@@ -63,7 +63,7 @@ class House:
         return results[0]
 
     def add_taker(self, incarnation: int) -> None:
-        port = DealtPort(self.dealer.name, self.dealer.key, ("127.0.0.1", int(self.address.rpartition(":")[2])))
+        port = DistributedPort(self.dealer.name, self.dealer.key, ("127.0.0.1", int(self.address.rpartition(":")[2])))
         reactor = Reactor(time.monotonic)
         accepted = self.connections[incarnation] = []
         transport = TcpTransport(node(incarnation), self.slab)
@@ -186,7 +186,7 @@ def test_a_hello_that_comes_in_pieces_goes_to_a_taker_as_a_whole(house: House) -
 
 def test_a_taker_without_the_key_gets_nothing(house: House) -> None:
     with pytest.raises(UnreachableError, match="its key is another one"):
-        DealtPort(house.dealer.name, bytes(shared_port.KEY_BYTES), ("127.0.0.1", 1))
+        DistributedPort(house.dealer.name, bytes(shared_port.KEY_BYTES), ("127.0.0.1", 1))
     with connected(house, 1) as connections:
         assert connections[0].peer_incarnation == 0
 

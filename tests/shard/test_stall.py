@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shard import Reactor
-from shard.loop.stall import FRAMES_MAX, REPORTS_PER_MINUTE, Finding, StallCheck, StallDetector, whereabouts
+from shard.loop.stall import FRAMES_MAX, REPORTS_PER_MINUTE, StallCheck, StallDetector, StallFinding, whereabouts
 from tests.helpers import ManualClock
 
 PATIENCE_S = 20.0
@@ -31,11 +31,11 @@ class Watched:
         self.check = StallCheck(BUDGET_S)
         self.turns = 0
 
-    def look(self, moved: bool = False, parked: bool = False, after_s: float = LOOK_S) -> Finding | None:
+    def look(self, moved: bool = False, parked: bool = False, after_s: float = LOOK_S) -> StallFinding | None:
         self.turns += moved
         return self.check.check(self.clock.advance(after_s), self.turns, parked)
 
-    def stall(self, looks: int) -> list[Finding]:
+    def stall(self, looks: int) -> list[StallFinding]:
         """A new turn that lasts so many looks, and the turn after it."""
         found = [self.look(moved=True), *(self.look() for _ in range(looks)), self.look(moved=True)]
         return [one for one in found if one is not None]
@@ -67,8 +67,8 @@ def test_a_turn_within_its_budget_is_no_stall(watched: Watched) -> None:
 
 def test_a_stall_is_told_past_its_budget_and_when_it_is_over(watched: Watched) -> None:
     first, last = watched.stall(looks=3)
-    assert first == Finding(pytest.approx(BUDGET_S), False, 0)
-    assert last == Finding(pytest.approx(2 * BUDGET_S), True, 0)
+    assert first == StallFinding(pytest.approx(BUDGET_S), False, 0)
+    assert last == StallFinding(pytest.approx(2 * BUDGET_S), True, 0)
     assert watched.check.stalls == 1
     assert watched.check.longest_s == pytest.approx(2 * BUDGET_S)
 

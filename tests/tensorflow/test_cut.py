@@ -97,9 +97,9 @@ def test_a_read_of_a_reference_is_copied_to_where_it_is_used(tf: Any) -> None:
                 return read + 1.0
 
     plan = cut_of(tf, build)
-    from prpc_engine.tensorflow.partition import Kind
+    from prpc_engine.tensorflow.partition import OpKind
 
-    assert Kind.READ in plan.kinds.values()
+    assert OpKind.READ in plan.kinds.values()
     assert len(plan.stages) == 1
 
 

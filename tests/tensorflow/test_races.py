@@ -381,12 +381,12 @@ def test_a_session_that_is_dropped_ends_then_and_not_when_some_thread_collects_g
 
 
 def test_what_is_registered_while_the_session_is_closed_is_freed(tf: Any, tasks: Tasks) -> None:
-    from prpc_engine.tensorflow.rewrite import Part
+    from prpc_engine.tensorflow.rewrite import GraphPart
 
     plane = plane_of(tf, "star", tasks)
     tasks.meanwhile["tf.register"] = plane.close
     stage = SimpleNamespace(task=Task("ps", 0), members=["op"])
-    plane._submit_register(SimpleNamespace(stage=lambda _: Part(tf.Graph().as_graph_def())), stage)
+    plane._submit_register(SimpleNamespace(stage=lambda _: GraphPart(tf.Graph().as_graph_def())), stage)
     assert [method for method, _ in tasks.asked] == ["tf.close", "tf.register", "tf.close"]
 
 

@@ -24,7 +24,7 @@ def tf() -> Any:
 
 def part_and_put(tf: Any, name: str) -> tuple[Any, Any]:
     """What takes a number from a queue of that name, and what puts one there."""
-    from prpc_engine.tensorflow.rewrite import Part
+    from prpc_engine.tensorflow.rewrite import GraphPart
 
     parts = []
     for waits in (True, False):
@@ -32,7 +32,7 @@ def part_and_put(tf: Any, name: str) -> tuple[Any, Any]:
             line = tf.FIFOQueue(3, [tf.float32], [[]], shared_name=name)
             op = line.dequeue() if waits else line.enqueue([2.5])
         fetches, waiting = ([op.name], [op.op.name]) if waits else ([], [])
-        parts.append(Part(graph.as_graph_def(), {}, [], fetches, [] if waits else [op.name], waiting))
+        parts.append(GraphPart(graph.as_graph_def(), {}, [], fetches, [] if waits else [op.name], waiting))
     return parts[0], parts[1]
 
 
@@ -46,10 +46,10 @@ def runtime(tf: Any) -> Any:
 
 
 def test_a_run_that_was_given_up_before_it_began_takes_nothing(tf: Any, runtime: Any) -> None:
-    from prpc_engine.tensorflow.runtime import Waiting
+    from prpc_engine.tensorflow.runtime import WaitingPart
 
     part, put = part_and_put(tf, "before")
-    waiting, first, second = Waiting(runtime, part, "session"), object(), object()
+    waiting, first, second = WaitingPart(runtime, part, "session"), object(), object()
     runtime.load(put, "session").run(())
     for owner in (first, second):
         waiting.expect(owner)
@@ -61,9 +61,9 @@ def test_a_run_that_was_given_up_before_it_began_takes_nothing(tf: Any, runtime:
 
 @pytest.mark.parametrize("is_expected", [False, True])
 def test_when_all_are_given_up_those_to_come_are_too(is_expected: bool, tf: Any, runtime: Any) -> None:
-    from prpc_engine.tensorflow.runtime import Waiting
+    from prpc_engine.tensorflow.runtime import WaitingPart
 
-    waiting, owner = Waiting(runtime, part_and_put(tf, f"all{is_expected}")[0], "session"), object()
+    waiting, owner = WaitingPart(runtime, part_and_put(tf, f"all{is_expected}")[0], "session"), object()
     if is_expected:
         waiting.expect(owner)
     waiting.give_up_all()
@@ -73,10 +73,10 @@ def test_when_all_are_given_up_those_to_come_are_too(is_expected: bool, tf: Any,
 
 
 def test_a_run_that_waits_ends_when_it_is_given_up(tf: Any, runtime: Any) -> None:
-    from prpc_engine.tensorflow.runtime import Waiting
+    from prpc_engine.tensorflow.runtime import WaitingPart
 
     part, put = part_and_put(tf, "within")
-    waiting, first, second = Waiting(runtime, part, "session"), object(), object()
+    waiting, first, second = WaitingPart(runtime, part, "session"), object(), object()
     ended: list[Exception] = []
 
     def run() -> None:
@@ -98,13 +98,13 @@ def test_a_run_that_waits_ends_when_it_is_given_up(tf: Any, runtime: Any) -> Non
 
 
 def test_a_run_that_was_given_up_as_it_began_leaves_what_has_come_since(tf: Any, runtime: Any) -> None:
-    from prpc_engine.tensorflow.rewrite import Part
-    from prpc_engine.tensorflow.runtime import Waiting
+    from prpc_engine.tensorflow.rewrite import GraphPart
+    from prpc_engine.tensorflow.runtime import WaitingPart
 
     part, put = part_and_put(tf, "as it began")
     with tf.Graph().as_default() as graph:
         size = tf.FIFOQueue(3, [tf.float32], [[]], shared_name="as it began").size()
-    waiting, owner = Waiting(runtime, part, "session"), object()
+    waiting, owner = WaitingPart(runtime, part, "session"), object()
 
     def run(loaded: Any) -> Any:
         waiting.give_up(owner)
@@ -114,7 +114,7 @@ def test_a_run_that_was_given_up_as_it_began_leaves_what_has_come_since(tf: Any,
     waiting.expect(owner)
     with pytest.raises(tf.errors.OpError):
         waiting._run(owner, run)
-    assert runtime.load(Part(graph.as_graph_def(), {}, [], [size.name], [], []), "session").run(()) == [1]
+    assert runtime.load(GraphPart(graph.as_graph_def(), {}, [], [size.name], [], []), "session").run(()) == [1]
 
 
 class LatePool:

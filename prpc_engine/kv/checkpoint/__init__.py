@@ -8,7 +8,7 @@
 The walk of a save: worker -> methods (in every server) -> gate, cut -> save -> files. What is promised: methods.py.
 """
 
-from prpc_engine.kv.checkpoint.load import Finding, latest, verify
+from prpc_engine.kv.checkpoint.load import FolderFinding, latest, verify
 from prpc_engine.kv.checkpoint.manifest import CheckpointError, TooLate
 
-__all__ = ["CheckpointError", "Finding", "TooLate", "latest", "verify"]
+__all__ = ["CheckpointError", "FolderFinding", "TooLate", "latest", "verify"]

@@ -30,7 +30,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     StoredFile,
     TableFile,
 )
-from prpc_engine.kv.checkpoint.read import Link, check_bytes, open_stored, read_chain, read_manifest
+from prpc_engine.kv.checkpoint.read import ChainLink, check_bytes, open_stored, read_chain, read_manifest
 from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 from prpc_engine.kv.table import partition
 from prpc_engine.kv.table.table import DenseTable, SparseTable
@@ -43,7 +43,7 @@ logger = logging.getLogger("prpc")
 
 
 @dataclass(frozen=True)
-class Finding:
+class FolderFinding:
     """One checkpoint of a folder. fault: why it is refused, "" when it is whole. step: as its name says, -1 if unfinished."""
 
     path: Path
@@ -51,7 +51,7 @@ class Finding:
     fault: str
 
 
-def verify(folder: str | os.PathLike[str]) -> list[Finding]:
+def verify(folder: str | os.PathLike[str]) -> list[FolderFinding]:
     """Everything in `folder` that is or was to be a checkpoint, the newest first, each read to its last byte.
 
     Raises CheckpointError when the folder cannot be read.
@@ -59,13 +59,13 @@ def verify(folder: str | os.PathLike[str]) -> list[Finding]:
     return sorted((finding for finding, _ in _findings(Path(folder))), key=lambda finding: finding.path, reverse=True)
 
 
-def latest(folder: str | os.PathLike[str]) -> Finding:
+def latest(folder: str | os.PathLike[str]) -> FolderFinding:
     """The newest checkpoint that is whole; newer ones are refused in a warning each. Raises CheckpointError: there is none."""
     link = newest_whole(Path(folder))
-    return Finding(link.path, link.manifest.step, "")
+    return FolderFinding(link.path, link.manifest.step, "")
 
 
-def newest_whole(folder: Path) -> Link:
+def newest_whole(folder: Path) -> ChainLink:
     """latest(), with its manifest: a save may remove it the next moment."""
     refused = []
     for finding, link in _findings(folder):
@@ -77,7 +77,7 @@ def newest_whole(folder: Path) -> Link:
     raise CheckpointError(f"no whole checkpoint in {folder}; {'; '.join(refused) or 'there is none at all'}")
 
 
-def newest(folder: Path) -> Link | None:
+def newest(folder: Path) -> ChainLink | None:
     """The one that was saved last, by its name: for who lays another over it. None: there is none, or its manifest is damaged."""
     try:
         names = [path.name for path in folder.iterdir() if FINAL_NAME.fullmatch(path.name)]
@@ -86,7 +86,7 @@ def newest(folder: Path) -> Link | None:
         return None
 
 
-def _findings(folder: Path) -> Iterator[tuple[Finding, Link | None]]:
+def _findings(folder: Path) -> Iterator[tuple[FolderFinding, ChainLink | None]]:
     """Each with its manifest when it is whole. Those of a look the newest first; one that is removed meanwhile is none."""
     seen: set[str] = set()
     known: dict[str, str] = {}  # bytes are compared once, however many lie over them
@@ -100,11 +100,11 @@ def _findings(folder: Path) -> Iterator[tuple[Finding, Link | None]]:
             if match:
                 link, fault = _read_whole(folder / name, int(match[2]), known)
                 if link is not None or not _is_gone(folder / name):
-                    yield Finding(folder / name, int(match[2]), fault), link
+                    yield FolderFinding(folder / name, int(match[2]), fault), link
             elif UNFINISHED_NAME.fullmatch(name):
-                yield Finding(folder / name, -1, "it was never finished"), None
+                yield FolderFinding(folder / name, -1, "it was never finished"), None
             elif REMOVED_NAME.fullmatch(name):
-                yield Finding(folder / name, -1, "its removal was never finished"), None
+                yield FolderFinding(folder / name, -1, "its removal was never finished"), None
         if not names:
             return
         seen |= names
@@ -118,7 +118,7 @@ def _is_gone(path: Path) -> bool:
     return False
 
 
-def _read_whole(path: Path, step: int, known: dict[str, str]) -> tuple[Link | None, str]:
+def _read_whole(path: Path, step: int, known: dict[str, str]) -> tuple[ChainLink | None, str]:
     """Its manifest, when every byte of it and of what it lies over is good; else why not."""
     try:
         chain = read_chain(path)
@@ -136,7 +136,7 @@ def _read_whole(path: Path, step: int, known: dict[str, str]) -> tuple[Link | No
     return chain[0], ""
 
 
-def _fault_in_bytes(link: Link) -> str:
+def _fault_in_bytes(link: ChainLink) -> str:
     try:
         for stored in link.manifest.stored():
             check_bytes(link.path, stored)

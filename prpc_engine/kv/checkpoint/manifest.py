@@ -125,7 +125,7 @@ class TableFile(StoredFile, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return next((column for column in self.singles if column.name == name), None)
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one server wrote."""
 
     part: int
@@ -146,7 +146,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     step: int
-    parts: tuple[Part, ...]
+    parts: tuple[ServerPart, ...]
     base: Base | None = None
 
     @property

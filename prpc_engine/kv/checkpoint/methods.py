@@ -50,11 +50,11 @@ from prpc_engine.kv.checkpoint.manifest import (
     Base,
     Busy,
     CheckpointError,
-    Part,
+    ServerPart,
     check_keep,
     check_step,
 )
-from prpc_engine.kv.checkpoint.read import Link
+from prpc_engine.kv.checkpoint.read import ChainLink
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
 from prpc_engine.kv.consistency.epochs import asked_as
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
@@ -188,7 +188,7 @@ class CheckpointMethods:
         path = checked_folder(folder, self._checkpoint_root)
         unfinished = path / _unfinished_name(save_id)
         try:
-            found = [msgspec.convert(part, Part, strict=False) for part in parts]
+            found = [msgspec.convert(part, ServerPart, strict=False) for part in parts]
             over = None if base is None else msgspec.convert(base, Base)
             settings = check_step(step), found, check_keep(keep), over
             self._committing.add(save_id)
@@ -228,7 +228,7 @@ class CheckpointMethods:
     async def checkpoint_find(self, folder: str) -> tuple[str, int, dict[str, list[dict[str, Any]]]]:
         """The newest checkpoint that is whole: its name, its step, and {table: the spec of each server that had of it}."""
         path = checked_folder(folder, self._checkpoint_root)
-        found: Link = await in_background(newest_whole, path)
+        found: ChainLink = await in_background(newest_whole, path)
         specs = found.manifest.specs()
         return found.path.name, found.manifest.step, {name: [spec.to_dict() for spec in each] for name, each in specs.items()}
 
@@ -344,7 +344,7 @@ def _unfinished_name(save_id: str) -> str:
     return name
 
 
-def _plain(part: Part | Base) -> dict[str, Any]:
+def _plain(part: ServerPart | Base) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(part)
     return plain
 

@@ -23,7 +23,7 @@ from prpc_engine.regular_file import open_regular, read_regular_file
 PIECE_BYTES = 1 << 20  # of a comparison: fits a second-level cache, so the checksum reads no memory
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """One checkpoint of a chain, and the CRC-32 by which the one above it knows its manifest."""
 
     path: Path
@@ -44,17 +44,17 @@ def _check_no_link(path: Path) -> None:
             raise OSError(errno.ELOOP, f"{each.name} is a link, and those are not followed")
 
 
-def read_manifest(path: Path) -> Link:
+def read_manifest(path: Path) -> ChainLink:
     """The checkpoint at `path`, by itself."""
     try:
         _check_no_link(path / MANIFEST)
         data = read_regular_file(path / MANIFEST, MANIFEST_BYTES_MAX)
     except OSError as error:
         raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror}") from error
-    return Link(path, decode(data), line_crc32(data))
+    return ChainLink(path, decode(data), line_crc32(data))
 
 
-def read_chain(path: Path) -> list[Link]:
+def read_chain(path: Path) -> list[ChainLink]:
     """The checkpoint at `path`, and what it lies over: the full one comes last."""
     chain = [read_manifest(path)]
     while (base := chain[-1].manifest.base) is not None and len(chain) < FULL_EVERY_MAX:

@@ -55,7 +55,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     CheckpointError,
     Column,
     Manifest,
-    Part,
+    ServerPart,
     StoredFile,
     TableFile,
     encode,
@@ -162,7 +162,7 @@ class TensorFile:
 
 async def write_part(
     files: Files, folder: Path, part: int, cuts: Sequence[tuple[TableSpec, TableCut]], extras: Mapping[str, npt.NDArray[Any]]
-) -> Part:
+) -> ServerPart:
     """Write the cuts, closing each, and the extras to `folder`. Raises OSError; then what is there is worthless.
 
     A piece is copied while the thread writes the one before it.
@@ -188,7 +188,7 @@ async def write_part(
         background.close()
         for _, cut in cuts:
             cut.close()
-    return Part(part, tuple(tables), stored)
+    return ServerPart(part, tuple(tables), stored)
 
 
 async def _write_table(background: Background, files: Files, path: Path, spec: TableSpec, cut: TableCut) -> TableFile:
@@ -254,7 +254,7 @@ async def _write_pieces(background: Background, file: TensorFile, cut: TableCut)
 
 
 def commit(
-    files: Files, folder: Path, unfinished: Path, step: int, parts: Sequence[Part], keep: int | None, base: Base | None
+    files: Files, folder: Path, unfinished: Path, step: int, parts: Sequence[ServerPart], keep: int | None, base: Base | None
 ) -> Base:
     """Make the parts in `unfinished` a checkpoint, over `base`, and remove what `keep` does not want: what the next may lie over.
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from prpc_engine.errors import BadArguments, ConfigError, RemoteError
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
-from prpc_engine.kv.client.partition_client import Request
+from prpc_engine.kv.client.partition_client import PartitionRequest
 from prpc_engine.kv.client.session import EpochChanged, Session
 from prpc_engine.kv.consistency.cache import RowCache
 from prpc_engine.kv.consistency.epochs import Outdated, RowsLost, asked_as, is_remote, read_outdated
@@ -34,7 +34,7 @@ from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
 
 PARTITIONED = ("partition", "partitions", "begin", "end")  # of a spec: what differs between partitions
 HEAL_PAUSE_S = 0.05  # while another worker's restore has changed servers, and not told the master yet
-Ask = Callable[..., Request]  # (partition, method, timeout_s, *arguments)
+Ask = Callable[..., PartitionRequest]  # (partition, method, timeout_s, *arguments)
 Specs = Mapping[int, TableSpec]  # of one table, by partition
 Epochs = dict[str, tuple[int, int]]  # of each table: the epoch, the step of the checkpoint it began with
 logger = logging.getLogger("prpc")

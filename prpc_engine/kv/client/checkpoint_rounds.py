@@ -42,7 +42,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     Busy,
     CheckpointError,
     Manifest,
-    Part,
+    ServerPart,
     TooLate,
     check_keep,
     check_step,
@@ -331,7 +331,7 @@ def _is_passing(error: Exception) -> bool:
 
 def _crc32_of(step: int, parts: Sequence[Any], base: Base | None) -> int:
     """By which the manifest of these parts is known, as save.commit() makes it."""
-    found = sorted((msgspec.convert(part, Part, strict=False) for part in parts), key=lambda part: part.part)
+    found = sorted((msgspec.convert(part, ServerPart, strict=False) for part in parts), key=lambda part: part.part)
     return line_crc32(encode(Manifest(FORMAT, step, tuple(found), base)))
 
 

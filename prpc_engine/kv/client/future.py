@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from prpc_engine.errors import RemoteError
-from prpc_engine.kv.client.partition_client import Request
+from prpc_engine.kv.client.partition_client import PartitionRequest
 from prpc_engine.kv.consistency.consistency import WorkersBehind
 from prpc_engine.kv.consistency.epochs import Outdated, RowsLost, is_remote
 from prpc_engine.settings.config import check_timeout
@@ -70,7 +70,7 @@ class KVFuture(Generic[Value]):
         """What a table raises for its callers to catch, as what it was there."""
         if is_remote(error, WorkersBehind):
             return WorkersBehind(error.remote_message)
-        failed = [part for part in self._parts if isinstance(part, Request) and part.error() is error]
+        failed = [part for part in self._parts if isinstance(part, PartitionRequest) and part.error() is error]
         if failed and is_remote(error, RowsLost):
             return RowsLost(f"{failed[0].lane}: {error.remote_message}")
         if failed and is_remote(error, Outdated):
@@ -78,12 +78,12 @@ class KVFuture(Generic[Value]):
         return error
 
 
-def partitions_of(parts: Sequence[Request]) -> list[int]:
+def partitions_of(parts: Sequence[PartitionRequest]) -> list[int]:
     """Which were asked."""
     return [part.lane.partition for part in parts]
 
 
-def finish(future: KVFuture[Value], parts: Sequence[Request]) -> Value:
+def finish(future: KVFuture[Value], parts: Sequence[PartitionRequest]) -> Value:
     """The result, for a caller whose arrays were sent as they are: they are not sent again once this returns."""
     try:
         return future.result()

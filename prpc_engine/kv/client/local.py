@@ -16,7 +16,7 @@ import numpy as np
 
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.errors import ConfigError, NoServer, RemoteError
-from prpc_engine.kv.schema.tree import Tree
+from prpc_engine.kv.schema.tree import MasterTree
 from shard import Future
 
 HANDLER_S_MAX = 600.0  # of one wait of an `async def` handler: for the disk
@@ -52,7 +52,7 @@ class LocalService:
         return obj
 
     @property
-    def master_client(self) -> Tree:
+    def master_client(self) -> MasterTree:
         """There is no master here: elastic tables need an RpcService."""
         raise ConfigError("elastic tables need a master: use prpc_engine.RpcService")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prpc_engine.errors import RpcError
-from prpc_engine.kv.client.partition_client import Address, Client, Lane, next_order
+from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient, TableClient, next_order
 from prpc_engine.kv.client.session import EpochChanged, Session
 from prpc_engine.kv.schema.placement import NOBODY, Placed
 from prpc_engine.kv.schema.tree import PlacementNode
@@ -29,15 +29,17 @@ logger = logging.getLogger("prpc")
 LOSS_TIMEOUT_S = 2.0  # for a server to say what it has of us
 
 
-def address_of(index: int, placed: Placed) -> Address:
+def address_of(index: int, placed: Placed) -> PartitionAddress:
     """Where requests to that partition go."""
-    return Address(placed.primary, (index, placed.epoch))
+    return PartitionAddress(placed.primary, (index, placed.epoch))
 
 
-class Whereabouts:
+class Locator:
     """See the file's head. Owned by one worker, whose session it tells; locate() is called by its mending, and by its saves."""
 
-    def __init__(self, node: PlacementNode, client: Client, name: str, identity: int, session: Session, timeout_s: float) -> None:
+    def __init__(
+        self, node: PlacementNode, client: TableClient, name: str, identity: int, session: Session, timeout_s: float
+    ) -> None:
         self._node, self._client, self._name, self._identity = node, client, name, identity
         self._session = session
         self._looking = threading.Lock()  # one at a time: a loss is told once, and an older placement is not learned last
@@ -46,7 +48,7 @@ class Whereabouts:
         # Of the restores that this worker knows of: the first request after it was told; 0: it has nothing of before.
         self._restores = dict.fromkeys((placed.restored for placed in self._placed), 0)
 
-    def addresses(self) -> list[Address]:
+    def addresses(self) -> list[PartitionAddress]:
         """Of all partitions, as known here."""
         return [address_of(index, placed) for index, placed in enumerate(self._placed)]
 
@@ -54,16 +56,16 @@ class Whereabouts:
         """This worker restores a checkpoint itself, by that id."""
         self._restores[load_id] = 0
 
-    def locate(self, lanes: Sequence[Lane]) -> None:
+    def locate(self, lanes: Sequence[PartitionClient]) -> None:
         """Ask the master, and tell the lanes. Raises what the master client does."""
         with self._looking:
             self._locate(lanes)
 
-    def _locate(self, lanes: Sequence[Lane]) -> None:
+    def _locate(self, lanes: Sequence[PartitionClient]) -> None:
         found = self._node.read()
         if found is None:
             return
-        asked: list[tuple[Lane, Placed, Future]] = []
+        asked: list[tuple[PartitionClient, Placed, Future]] = []
         for lane in lanes:
             placed, before = found[0].partitions[lane.partition], self._placed[lane.partition]
             if placed.primary == NOBODY or placed.loading or placed.epoch == before.epoch:
@@ -72,7 +74,7 @@ class Whereabouts:
                 asked.append((lane, placed, self._ask(lane, placed, placed.history != before.history)))
             except RpcError as error:
                 logger.debug("%s cannot be asked now: %s", lane, str(error))
-        restored: list[tuple[Lane, Placed]] = []
+        restored: list[tuple[PartitionClient, Placed]] = []
         for lane, placed, answer in asked:
             try:
                 if self._learn(lane, placed, answer.result()):
@@ -81,14 +83,14 @@ class Whereabouts:
                 logger.debug("%s is not served yet: %s", lane, str(error))
         self._tell_of_restores(restored)
 
-    def _ask(self, lane: Lane, placed: Placed, is_lost: bool) -> Future:
+    def _ask(self, lane: PartitionClient, placed: Placed, is_lost: bool) -> Future:
         """What a partition's new primary has of us, or began with."""
         server_id, arguments = address_of(lane.partition, placed)
         if is_lost:
             return self._client.submit_to(server_id, "applied_of", *arguments, self._identity, timeout_s=LOSS_TIMEOUT_S)
         return self._client.submit_to(server_id, "began", *arguments, timeout_s=LOSS_TIMEOUT_S)
 
-    def _learn(self, lane: Lane, placed: Placed, answer: Any) -> bool:
+    def _learn(self, lane: PartitionClient, placed: Placed, answer: Any) -> bool:
         """Whether a checkpoint was restored that it did not have."""
         before = self._placed[lane.partition]
         is_restored = False
@@ -106,7 +108,7 @@ class Whereabouts:
         self._placed[lane.partition] = placed
         return is_restored
 
-    def _tell_of_restores(self, restored: Sequence[tuple[Lane, Placed]]) -> None:
+    def _tell_of_restores(self, restored: Sequence[tuple[PartitionClient, Placed]]) -> None:
         news = {placed.restored: placed.step for _, placed in restored if placed.restored not in self._restores}
         for restore in news:
             self._restores[restore] = next_order()
@@ -125,7 +127,7 @@ class Whereabouts:
             -1,
         )
 
-    def _loss(self, lane: Lane, placed: Placed, kept: int) -> EpochChanged:
+    def _loss(self, lane: PartitionClient, placed: Placed, kept: int) -> EpochChanged:
         """kept: the number of this worker's newest push that is in."""
         lost = lane.answered_above(kept)
         since = f"the checkpoint of step {placed.step}" if placed.step >= 0 else "the beginning, as there is no checkpoint"

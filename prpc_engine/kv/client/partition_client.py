@@ -46,7 +46,7 @@ ANSWER_SHARE = 1 / 16  # of the newest in the moving mean of answers' times: it 
 KEPT_BYTES_MAX = 1 << 28  # pushes without an answer, of one partition: a quarter of a second of what one server applies
 
 
-class Client(Protocol):
+class TableClient(Protocol):
     """What is used of the client that RpcService.create_client returns."""
 
     @property
@@ -57,14 +57,14 @@ class Client(Protocol):
         """Call a method of that server."""
 
 
-class Address(NamedTuple):
+class PartitionAddress(NamedTuple):
     """Who serves a partition. arguments: what comes first in every request to it."""
 
     server_id: int
     arguments: tuple[Any, ...] = ()
 
 
-def fixed(client: Client, name: str, expected_servers: int) -> list[Address]:
+def fixed(client: TableClient, name: str, expected_servers: int) -> list[PartitionAddress]:
     """A partition on each server that there is: their order decides who owns which key. ConfigError: they are more or fewer."""
     server_ids = client.server_ids
     if len(server_ids) != expected_servers:
@@ -72,15 +72,17 @@ def fixed(client: Client, name: str, expected_servers: int) -> list[Address]:
             f"TableWorker of {name!r}: {len(server_ids)} servers (ids {list(server_ids)}) are there, "
             f"expected_servers is {expected_servers}; say the number there will be, the same in every worker"
         )
-    return [Address(server_id) for server_id in server_ids]
+    return [PartitionAddress(server_id) for server_id in server_ids]
 
 
-class Request:
+class PartitionRequest:
     """One request, as its caller sees it."""
 
     __slots__ = ("args", "call", "deadline", "lane", "may_be_in", "method", "nbytes", "order", "sequence", "settled")
 
-    def __init__(self, lane: Lane, sequence: int, method: str, args: tuple[Any, ...], deadline: float, nbytes: int) -> None:
+    def __init__(
+        self, lane: PartitionClient, sequence: int, method: str, args: tuple[Any, ...], deadline: float, nbytes: int
+    ) -> None:
         self.lane = lane
         self.order = next_order()
         self.sequence = sequence  # of a push; 0: of none
@@ -150,7 +152,7 @@ class Request:
         self.lane.give_up(self)
 
 
-class Lane:
+class PartitionClient:
     """See the file's head. Owned by one worker. Any thread may ask.
 
     identity: of the worker's incarnation; mend: is called with the lane when requests of it are lost; push_method: what pushes
@@ -160,12 +162,12 @@ class Lane:
 
     def __init__(
         self,
-        client: Client,
+        client: TableClient,
         name: str,
         partition: int,
-        address: Address,
+        address: PartitionAddress,
         identity: int,
-        mend: Callable[[Lane], None],
+        mend: Callable[[PartitionClient], None],
         push_method: str = "apply",
         is_placed: bool = False,
         waiter: Any = None,
@@ -186,21 +188,21 @@ class Lane:
         self._sending = threading.Lock()  # held while something is sent again
         self._lock = threading.Lock()  # of what follows
         self._sequence = 0  # of the newest push
-        self._unacknowledged: dict[int, Request] = {}
+        self._unacknowledged: dict[int, PartitionRequest] = {}
         self._kept_bytes = 0
-        self._lost: list[Request] = []
+        self._lost: list[PartitionRequest] = []
         self._is_broken = False  # some are lost: what is new goes behind them
         self._reason: BaseException | None = None  # of the last loss
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def ask(self, method: str, timeout_s: float, *args: Any) -> Request:
+    def ask(self, method: str, timeout_s: float, *args: Any) -> PartitionRequest:
         """What may be done twice: a pull, or making a table."""
-        request = Request(self, 0, method, args, time.monotonic() + timeout_s, 0)
+        request = PartitionRequest(self, 0, method, args, time.monotonic() + timeout_s, 0)
         self._begin(request, timeout_s)
         return request
 
-    def push(self, verb: str, timeout_s: float, table: str, *arrays: Any) -> Request:
+    def push(self, verb: str, timeout_s: float, table: str, *arrays: Any) -> PartitionRequest:
         """A verb that changes the table, applied once. The arrays stay as they are until it is settled or given up.
 
         Raises Backpressure when too many, or too large ones, have no answer yet.
@@ -219,7 +221,7 @@ class Lane:
                 )
             self._sequence = sequence
             args = (self._identity, sequence, verb, table, *arrays)
-            request = Request(self, sequence, self._push_method, args, time.monotonic() + timeout_s, nbytes)
+            request = PartitionRequest(self, sequence, self._push_method, args, time.monotonic() + timeout_s, nbytes)
             unacknowledged[sequence] = request
             self._kept_bytes += nbytes
         try:
@@ -231,7 +233,7 @@ class Lane:
             request.call.add_done_callback(request_answered(request, request.deadline - timeout_s))
         return request
 
-    def _begin(self, request: Request, timeout_s: float) -> None:
+    def _begin(self, request: PartitionRequest, timeout_s: float) -> None:
         if self._is_broken:
             with self._lock:
                 if self._is_broken:
@@ -273,7 +275,7 @@ class Lane:
         """The same of what was lost before: a server without room says nothing of what it took then."""
         return isinstance(error, Backpressure) or self.is_loss(error)
 
-    def lose(self, request: Request, error: BaseException) -> Future:
+    def lose(self, request: PartitionRequest, error: BaseException) -> Future:
         """A request under way has been lost; what settles it in the end. Again: the same."""
         with self._lock:
             settled = request.settled
@@ -288,7 +290,7 @@ class Lane:
 
     def repeat(self) -> bool:
         """Send what is lost to where the partition is now, in order; whether the lane is whole then. In the mending's thread."""
-        sent = set[Request]()
+        sent = set[PartitionRequest]()
         while True:
             with self._lock:
                 requests, self._lost = sorted(self._lost, key=lambda request: request.order), []
@@ -308,7 +310,7 @@ class Lane:
                         self._lost += requests[number:]
                     return False
 
-    def _send_again(self, request: Request, left_s: float) -> bool:
+    def _send_again(self, request: PartitionRequest, left_s: float) -> bool:
         address = self.address
         assert request.settled is not None
         try:
@@ -328,7 +330,7 @@ class Lane:
         call.add_done_callback(lambda done: self._answered_again(request, done))
         return True
 
-    def _answered_again(self, request: Request, call: Future) -> None:
+    def _answered_again(self, request: PartitionRequest, call: Future) -> None:
         error = call.error()
         assert request.settled is not None
         if error is not None and self._is_loss_again(error):
@@ -378,14 +380,14 @@ class Lane:
         for request in lost:
             self.settle(request, error)
 
-    def settle(self, request: Request, error: BaseException) -> None:
+    def settle(self, request: PartitionRequest, error: BaseException) -> None:
         """End a lost request with an error, in the reactor's thread: whoever waits for it may have that parked."""
         self.forget(request)
         settled = request.settled
         assert settled is not None
         self._waiter.reactor.call_soon(lambda: settled.set_error(error))
 
-    def give_up(self, request: Request) -> None:
+    def give_up(self, request: PartitionRequest) -> None:
         """See Request.give_up()."""
         with self._lock:
             self._lost = [each for each in self._lost if each is not request]
@@ -394,7 +396,7 @@ class Lane:
         with self._sending:  # by now nobody reads its arrays
             self.forget(request)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: PartitionRequest) -> None:
         """A push has no need to be kept any longer, nor its arrays, however long somebody keeps the request."""
         request.args = ()
         with self._lock:
@@ -406,7 +408,7 @@ class Lane:
     def __str__(self) -> str:
         return f"partition {self.partition} of {self._name!r} (server {self.address.server_id})"
 
-    def _final(self, request: Request, error: BaseException) -> BaseException:
+    def _final(self, request: PartitionRequest, error: BaseException) -> BaseException:
         """What a request that was lost once ends with: it may have run then, whatever is said now."""
         if not request.sequence or not isinstance(error, NotSent | Rejected):
             return error
@@ -414,7 +416,7 @@ class Lane:
             f"push {request.sequence} to {self} was sent, and may have been applied, once; nobody is there to ask: {error}"
         )
 
-    def _late(self, request: Request) -> DeadlineExceeded:
+    def _late(self, request: PartitionRequest) -> DeadlineExceeded:
         said = self._unanswered(request, "at its deadline")
         return DeadlineExceeded(f"{said}. Last: {self._reason}. Look at that server, or allow a larger timeout_s")
 
@@ -428,17 +430,17 @@ class Lane:
         """Whether nobody will send again what is lost: this side is closed."""
         return self._waiter is not None and self._waiter.closing
 
-    def closed(self, request: Request) -> Closed:
+    def closed(self, request: PartitionRequest) -> Closed:
         """What whoever waits for a lost request is told once this side is closed: nobody sends it again."""
         return Closed(f"{self._unanswered(request, 'as the service is closed here')}. Last: {self._reason}")
 
-    def _unanswered(self, request: Request, when: str) -> str:
+    def _unanswered(self, request: PartitionRequest, when: str) -> str:
         what = f"push {request.sequence}" if request.sequence else request.method
         known = "; it may have been applied, once" if request.sequence else ""
         return f"{what} to {self} has no answer {when}{known}"
 
 
-def request_answered(request: Request, sent: float) -> Callable[[Future], None]:
+def request_answered(request: PartitionRequest, sent: float) -> Callable[[Future], None]:
     """What is called when the first attempt of a push has ended."""
 
     def answered(call: Future) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from prpc_engine.errors import Closed
-from prpc_engine.kv.client.partition_client import Lane
+from prpc_engine.kv.client.partition_client import PartitionClient
 
 logger = logging.getLogger("prpc")
 BACKOFF_S_MIN = 0.005  # of a connection that was cut, the first attempt mostly succeeds
@@ -24,16 +24,16 @@ BACKOFF_S_MAX = 0.5  # of a server that died: its replica is promoted within som
 TOLD_AFTER_S, TOLD_EVERY_S = 2.0, 10.0  # requests that wait are told of in the log: a replica has been promoted by then
 
 
-class Mending:
+class Recovery:
     """See the file's head. Owned by one worker. locate: tells lanes where their partitions are now; it may block for a little."""
 
-    def __init__(self, locate: Callable[[Sequence[Lane]], None]) -> None:
+    def __init__(self, locate: Callable[[Sequence[PartitionClient]], None]) -> None:
         self._locate = locate
         self._lock = threading.Lock()
-        self._lanes: dict[int, Lane] = {}  # lost, by partition
+        self._lanes: dict[int, PartitionClient] = {}  # lost, by partition
         self._thread: threading.Thread | None = None
 
-    def add(self, lane: Lane) -> None:
+    def add(self, lane: PartitionClient) -> None:
         """Requests of that lane are lost. From any thread, and from the reactor's: it does not wait."""
         with self._lock:
             self._lanes[lane.partition] = lane

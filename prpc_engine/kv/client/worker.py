@@ -33,9 +33,9 @@ from prpc_engine.errors import BadArguments, ConfigError
 from prpc_engine.kv.client.catalog import Catalog
 from prpc_engine.kv.client.checkpoint_rounds import Folder, Rounds
 from prpc_engine.kv.client.future import KVFuture, PartFuture, finish, partitions_of
-from prpc_engine.kv.client.locator import Whereabouts
-from prpc_engine.kv.client.partition_client import Lane, Request, fixed
-from prpc_engine.kv.client.recovery import Mending
+from prpc_engine.kv.client.locator import Locator
+from prpc_engine.kv.client.partition_client import PartitionClient, PartitionRequest, fixed
+from prpc_engine.kv.client.recovery import Recovery
 from prpc_engine.kv.client.session import Session, Versioned
 from prpc_engine.kv.client.snapshot import kept
 from prpc_engine.kv.consistency.cache import Cache, CacheStatistics, RowCache
@@ -104,20 +104,22 @@ class TableWorker:
         # A lane looks for the partition elsewhere as soon as its server cannot be reached, and keeps the deadline itself.
         self._client = service.create_client(name, expected_servers=servers, timeout_s=timeout_s, retry=AT_ONCE)
         self._is_monotonic = monotonic
-        self._locate: Callable[[Sequence[Lane]], None] = lambda lanes: None
+        self._locate: Callable[[Sequence[PartitionClient]], None] = lambda lanes: None
         self._restoring: Callable[[str], object] = lambda load_id: None
         if elastic:
             node = PlacementNode(service.master_client, name, SERVERS_PATH)
-            where = Whereabouts(node, self._client, name, identity, self._session, timeout_s)
+            where = Locator(node, self._client, name, identity, self._session, timeout_s)
             addresses, self._locate, self._restoring = where.addresses(), where.locate, where.restoring
             where.has_tables = lambda: self._tables
         else:
             addresses = fixed(self._client, name, expected_servers)
         self._known = Schemas(service.master_client, name) if elastic else beginnings_of(service, name)
         self._catalog = Catalog(name, len(addresses), self._session, self._ask, self._known)
-        self._tables, add, waiter = self._catalog.layouts, Mending(self._locate).add, service.driver if elastic else None
+        self._tables, add, waiter = self._catalog.layouts, Recovery(self._locate).add, service.driver if elastic else None
         self._lanes = [
-            Lane(self._client, name, index, address, identity, add, ACKS[ack], elastic, waiter, self._catalog.began_again)
+            PartitionClient(
+                self._client, name, index, address, identity, add, ACKS[ack], elastic, waiter, self._catalog.began_again
+            )
             for index, address in enumerate(addresses)
         ]
         self._looks = WorkerLooks()
@@ -297,14 +299,14 @@ class TableWorker:
 
     def _pull_versioned(
         self, table: str, arrays: Sequence[Any], timeout_s: float | None
-    ) -> tuple[list[Request], Callable[[list[Any]], Versioned]]:
+    ) -> tuple[list[PartitionRequest], Callable[[list[Any]], Versioned]]:
         seen = self._session.floors(table)
         parts, join_values = self._pull("_versioned", table, arrays, timeout_s)
         return parts, self._session.versioned(table, seen, partitions_of(parts), join_values)
 
     def _pull(
         self, variant: str, table: str, arrays: Sequence[Any], timeout_s: float | None
-    ) -> tuple[list[Request], Callable[[list[Floats]], Floats]]:
+    ) -> tuple[list[PartitionRequest], Callable[[list[Floats]], Floats]]:
         """The requests, and what makes one of their answers' values."""
         layout = self._layout(table)
         if isinstance(layout, Dense):
@@ -323,7 +325,7 @@ class TableWorker:
 
     def _ask_rows(
         self, method: str, asked: str, keys: Keys, timeout_s: float | None
-    ) -> tuple[list[Request], list[npt.NDArray[np.intp]]]:
+    ) -> tuple[list[PartitionRequest], list[npt.NDArray[np.intp]]]:
         """Ask each partition for its keys (none twice): as _scatter()."""
         parts, positions = [], []
         for lane, owned in zip(self._lanes, partition.split(keys, len(self._lanes)) if len(keys) else (), strict=False):
@@ -378,7 +380,7 @@ class TableWorker:
         check_timeout(timeout_s)
         return timeout_s
 
-    def _ask(self, index: int, method: str, timeout_s: float | None, /, *args: Any) -> Request:
+    def _ask(self, index: int, method: str, timeout_s: float | None, /, *args: Any) -> PartitionRequest:
         """A method of one partition that may run twice."""
         return self._lanes[index].ask(method, self._timeout(timeout_s), *args)
 
@@ -389,7 +391,7 @@ class TableWorker:
 
     def _push(
         self, table: str, arrays: Sequence[Any], timeout_s: float | None, users: Sequence[Any]
-    ) -> tuple[KVFuture[None], list[Request]]:
+    ) -> tuple[KVFuture[None], list[PartitionRequest]]:
         """users: those of the arrays that may be changed once this returns."""
         layout, seen = self._layout(table), self._session.floors(table)
         if isinstance(layout, Dense):
@@ -409,7 +411,7 @@ class TableWorker:
 
     def _push_pull(
         self, table: str, arrays: Sequence[Any], timeout_s: float | None, users: Sequence[Any]
-    ) -> tuple[KVFuture[Floats], list[Request]]:
+    ) -> tuple[KVFuture[Floats], list[PartitionRequest]]:
         layout, seen = self._layout(table), self._session.floors(table)
         variant = "_versioned" if self._is_monotonic else ""
         join_values: Callable[[list[Floats]], Floats]
@@ -437,7 +439,7 @@ class TableWorker:
         grads: Floats,
         timeout_s: float | None,
         users: Sequence[Any],
-    ) -> tuple[list[Request], list[npt.NDArray[np.intp]]]:
+    ) -> tuple[list[PartitionRequest], list[npt.NDArray[np.intp]]]:
         """Send each partition its keys and gradients; those that own none of the keys hear of a paced table's pushes only.
 
         Returns the parts and, for each, the positions of its keys. One part means all keys, in their order.
@@ -468,7 +470,7 @@ class TableWorker:
         arrays: Sequence[Any],
         timeout_s: float | None,
         users: Sequence[Any],
-    ) -> list[Request]:
+    ) -> list[PartitionRequest]:
         self._expect(verb, table, arrays, ("grads",))
         whose = f"{verb} to dense table {table!r}"
         grads = check_grads(whose, arrays[0], layout.shape)

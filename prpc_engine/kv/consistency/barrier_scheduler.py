@@ -74,7 +74,7 @@ class Waiting:
         self.queue: deque[Waiting] | None = queue  # None: it has been taken out
 
 
-class Pace:
+class BarrierScheduler:
     """What the tables below share: the workers of one table in this partition, and the verbs of theirs that wait."""
 
     def __init__(self, table: str, consistency: Consistency) -> None:
@@ -206,7 +206,7 @@ def _answered(verb: Waiting) -> bool:
     return True
 
 
-class Bound(Pace):
+class Bound(BarrierScheduler):
     """ssp."""
 
     def __init__(self, table: str, consistency: Ssp) -> None:
@@ -265,7 +265,7 @@ class Bound(Pace):
         self._go_on()
 
 
-class Steps(Pace):
+class Steps(BarrierScheduler):
     """sync. A worker's clock is the pushes that it has sent; `base` of the clocks is the steps applied when all were gone."""
 
     def __init__(self, table: str, consistency: Sync) -> None:

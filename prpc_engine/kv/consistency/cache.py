@@ -78,7 +78,7 @@ class CacheStatistics:
     age_s_max: float
 
 
-class Found(NamedTuple):
+class CachedRows(NamedTuple):
     """What a pull has from here. missing: positions whose rows in `values` are still to be asked for."""
 
     values: Floats
@@ -121,7 +121,7 @@ class RowCache:
             raise ConfigError(f"table {table!r}: a cache shows older rows than {bound} allows; leave one of them out")
         return cls(configured(f"table {table!r}: cache", Cache, settings), dim)
 
-    def look_up(self, keys: Keys, losses: int) -> Found:
+    def look_up(self, keys: Keys, losses: int) -> CachedRows:
         """What is here of those keys (none twice), as of when state had gone back `losses` times."""
         with self._lock:
             if losses != self._losses:
@@ -143,7 +143,7 @@ class RowCache:
             if len(missing):
                 self._misses += len(missing)
                 self._reserve(keys[missing], places[missing])
-            return Found(values, missing, self._pulls, now)
+            return CachedRows(values, missing, self._pulls, now)
 
     def _reserve(self, keys: Keys, places: Places) -> None:
         """This pull is to fill a place for each of these keys; `places`: those that they have, -1: none."""
@@ -179,7 +179,7 @@ class RowCache:
         self._evicted += len(taken)
         return room
 
-    def fill(self, keys: Keys, rows: Floats, found: Found) -> None:
+    def fill(self, keys: Keys, rows: Floats, found: CachedRows) -> None:
         """What servers answered for the missing keys of a pull; they are as old as the asking."""
         with self._lock:
             places = self._index.lookup(keys)
@@ -191,7 +191,7 @@ class RowCache:
     def joined(
         self,
         keys: Keys,
-        found: Found,
+        found: CachedRows,
         pulled: Callable[[list[Floats]], Floats],
         which: npt.NDArray[np.intp] | None,
     ) -> Callable[[list[Floats]], Floats]:

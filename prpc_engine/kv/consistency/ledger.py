@@ -37,7 +37,7 @@ NEW, APPLIED, FORGOTTEN = range(3)
 _BITS = np.arange(1 - WINDOW, 1)  # what bit i stands for, beside the highest
 
 
-class Node(NamedTuple):
+class LedgerNode(NamedTuple):
     """The node that a client is part of: its number, and its name for texts."""
 
     number: int
@@ -47,7 +47,7 @@ class Node(NamedTuple):
 class _Client:
     __slots__ = ("above", "floor", "highest", "node")
 
-    def __init__(self, node: Node | None) -> None:
+    def __init__(self, node: LedgerNode | None) -> None:
         self.floor = self.highest = 0
         self.above: set[int] = set()
         self.node = node
@@ -63,7 +63,7 @@ class Ledger:
     pusher: says who pushes, and is asked once for each client.
     """
 
-    def __init__(self, clients_max: int = CLIENTS_MAX, pusher: Callable[[], Node | None] = nobody) -> None:
+    def __init__(self, clients_max: int = CLIENTS_MAX, pusher: Callable[[], LedgerNode | None] = nobody) -> None:
         self.pusher = pusher
         self._clients: OrderedDict[int, _Client] = OrderedDict()  # who pushed last is last
         self._clients_max = clients_max
@@ -101,12 +101,12 @@ class Ledger:
         known = self._clients.get(client)
         return known.highest if known is not None else 0
 
-    def pushes(self) -> Iterator[tuple[int, Node | None, int]]:
+    def pushes(self) -> Iterator[tuple[int, LedgerNode | None, int]]:
         """Of each client: its number, its node if that is known, and how many pushes it has had applied."""
         for client, known in self._clients.items():
             yield client, known.node, known.highest
 
-    def _add(self, client: int, node: Node | None) -> _Client:
+    def _add(self, client: int, node: LedgerNode | None) -> _Client:
         known = self._clients[client] = _Client(node)
         if len(self._clients) > self._clients_max:
             self._clients.popitem(last=False)

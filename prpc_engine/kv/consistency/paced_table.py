@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from prpc_engine.kv.consistency.barrier_scheduler import Bound, Gradients, Pace, Steps
+from prpc_engine.kv.consistency.barrier_scheduler import BarrierScheduler, Bound, Gradients, Steps
 from prpc_engine.kv.consistency.consistency import Consistency, Ssp, Sync
 from prpc_engine.kv.consistency.progress import Lag
 from prpc_engine.kv.table.checks import check_keys
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 class Paced:
     """What they all do."""
 
-    _pace: Pace
+    _pace: BarrierScheduler
 
     def worker_is_here(self) -> None:
         """A push of the calling worker has come again: it is present, over this connection."""

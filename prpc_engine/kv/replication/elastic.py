@@ -4,7 +4,7 @@
     worker:  TableWorker(service, elastic=True, ack="replicated")
 
 The walk of a push: worker -> lane -> host -> hosted -> TableShard, ledger -> stream -> host of a replica -> hosted. Who holds
-what is one value in the master's tree (placement.py), and the keeper of each server sees to it.
+what is one value in the master's tree (placement.py), and the reconciler of each server sees to it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from prpc_engine.client.retry import AT_ONCE, RetryPolicy
 from prpc_engine.errors import ConfigError, DeadlineExceeded
-from prpc_engine.kv.replication.partition_router import TableHost
-from prpc_engine.kv.replication.reconciler import Calls, Keeper
+from prpc_engine.kv.replication.partition_router import PartitionRouter
+from prpc_engine.kv.replication.reconciler import Calls, Reconciler
 from prpc_engine.kv.replication.replication_log import FORWARD_TIMEOUT_S
 from prpc_engine.kv.schema import placement as places
 from prpc_engine.kv.schema.placement import Placement
 from prpc_engine.kv.schema.schema import Schemas
-from prpc_engine.kv.schema.tree import PlacementNode, Tree
+from prpc_engine.kv.schema.tree import MasterTree, PlacementNode
 from prpc_engine.kv.server.server import TableShard
 from prpc_engine.kv.table.partition import PARTITIONS_MAX
 from prpc_engine.kv.table.spec import checked_count
@@ -50,7 +50,7 @@ class ElasticService(Protocol):
     def lease_s(self) -> float: ...
 
     @property
-    def master_client(self) -> Tree: ...
+    def master_client(self) -> MasterTree: ...
 
     def in_reactor(self, function: Callable[[Future], object]) -> Future: ...
 
@@ -83,7 +83,7 @@ class ElasticServer:
     checkpoint  a folder that all servers see: what is held by nobody any more comes from its newest whole checkpoint
     checkpoint_root  workers may save to folders below it only; None: wherever this process may write
 
-    The service has no shards: a shard is a reactor that nobody may block, and each server's keeper and filler wait for the master
+    The service has no shards: a shard is a reactor that nobody may block, and each server's reconciler and filler wait for the master
     and for other servers, for seconds at times, in threads of their own (reconciler.py). Start a process for each core instead. One
     that dies is noticed as the service's lease says, on the master's host at once; start another one in its place, and it takes
     its share. Raises ConfigError.
@@ -114,23 +114,25 @@ class ElasticServer:
 
         node = PlacementNode(service.master_client, name, SERVERS_PATH)
         schemas = Schemas(service.master_client, name)
-        self._host = TableHost(lambda: TableShard(checkpoint_root), self._look)
+        self._host = PartitionRouter(lambda: TableShard(checkpoint_root), self._look)
         server_id = service.master_client.count_up(f"tables {name}") + 1
         self._tree = service.master_client
-        with ExitStack() as closing:  # a server without its keeper would be given partitions that it never serves
+        with ExitStack() as closing:  # a server without its reconciler would be given partitions that it never serves
             self.server = service.create_server(name, self._host.methods(), server_id=server_id)
             closing.callback(self.server.close)
             self._client = client = service.create_client(name, retry=AT_ONCE)
             closing.callback(client.close)
-            self._keeper = Keeper(node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint, schemas.of)
+            self._reconciler = Reconciler(
+                node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint, schemas.of
+            )
             self._host.server_id = server_id
             self._host.send = lambda to, method, *args: client.submit_to(to, method, *args, timeout_s=FORWARD_TIMEOUT_S)
             self._watches = list[int]()
             for path in (node.path, node.servers_path):
-                self._watches.append(self._tree.tree_watch(path, self._keeper.look))
+                self._watches.append(self._tree.tree_watch(path, self._reconciler.look))
                 closing.callback(self._tree.cancel_watch, self._watches[-1])
             closing.pop_all()
-        self._keeper.start()
+        self._reconciler.start()
 
     @property
     def server_id(self) -> int:
@@ -138,7 +140,7 @@ class ElasticServer:
         return self._host.server_id
 
     def _look(self) -> None:
-        self._keeper.look()
+        self._reconciler.look()
 
     def statistics(self) -> ElasticStatistics:
         """A snapshot."""
@@ -150,7 +152,7 @@ class ElasticServer:
             copies=tuple(sorted(index for index, is_primary in roles if not is_primary)),
             lag=max((each.applied - number for number, each in acked), default=0),
             unanswered=sum(each.unanswered for each in hosted),
-            hand_overs=self._keeper.hand_overs,
+            hand_overs=self._reconciler.hand_overs,
             requests_refused=self._host.requests_refused,
             clients_forgotten=sum(each.shard.ledger.clients_forgotten for each in hosted),
         )
@@ -160,10 +162,10 @@ class ElasticServer:
 
         The only server there is keeps what it has.
         """
-        self._keeper.drain()
+        self._reconciler.drain()
         me = self.server_id
-        if not self._keeper.wait_until(lambda placement: me in placement.draining and not placement.held_by(me), timeout_s):
-            placement = self._keeper.placement
+        if not self._reconciler.wait_until(lambda placement: me in placement.draining and not placement.held_by(me), timeout_s):
+            placement = self._reconciler.placement
             left = placement.held_by(me) if placement is not None else []
             raise DeadlineExceeded(
                 f"server {me} of {self.name!r} still holds partitions {left} after {timeout_s} s; are there other servers? "
@@ -177,9 +179,9 @@ class ElasticServer:
         """
         for watch in self._watches:
             self._tree.cancel_watch(watch)
-        self._keeper.stop()  # what it asks of the master and what close() tells it wait side by side
+        self._reconciler.stop()  # what it asks of the master and what close() tells it wait side by side
         self.server.close()
-        self._keeper.join()
+        self._reconciler.join()
         self._client.close()
 
     def __enter__(self) -> ElasticServer:

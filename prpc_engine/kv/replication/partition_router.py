@@ -21,17 +21,17 @@ from typing import Any
 import msgspec
 
 from prpc_engine.kv.checkpoint.manifest import Busy
-from prpc_engine.kv.replication.replica import Hosted, Moved, Send
+from prpc_engine.kv.replication.replica import Moved, Replica, Send
 from prpc_engine.kv.schema.placement import Placed, Placement
 from prpc_engine.kv.server.server import TableShard
 
 CHECKPOINT = tuple(name for name in dir(TableShard) if name.startswith("checkpoint_"))
 
 
-class TableHost:
+class PartitionRouter:
     """See the file's head. Owned by one TableServer.
 
-    make_shard: an empty partition; changed: is called when the keeper should look; clock: gives seconds.
+    make_shard: an empty partition; changed: is called when the reconciler should look; clock: gives seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TableHost:
         self.make_shard = make_shard
         self.server_id = -1  # before it is known who we are, and before anything is held
         self.send: Send | None = None
-        self.hosted: dict[int, Hosted] = {}
+        self.hosted: dict[int, Replica] = {}
         self.requests_refused = 0  # told to go elsewhere
         self._changed = changed
         self._clock = clock
@@ -74,7 +74,7 @@ class TableHost:
 
     # -- of workers ----------------------------------------------------------------------------------------------------
 
-    def _served(self, partition: int, epoch: int) -> Hosted:
+    def _served(self, partition: int, epoch: int) -> Replica:
         """As the primary at that epoch."""
         hosted = self.hosted.get(partition)
         if hosted is None or hosted.placed.epoch != epoch or not hosted.is_primary or self._clock() >= self._lease_end:
@@ -82,7 +82,7 @@ class TableHost:
             raise Moved(self._why(partition, epoch, hosted))
         return hosted
 
-    def _why(self, partition: int, epoch: int, hosted: Hosted | None) -> str:
+    def _why(self, partition: int, epoch: int, hosted: Replica | None) -> str:
         if hosted is None:
             return f"partition {partition} is not held by server {self.server_id}"
         if self._clock() >= self._lease_end:
@@ -177,12 +177,12 @@ class TableHost:
             raise Moved(self._why(partition, epoch, hosted))
         return hosted.follow(number, method, *arguments)
 
-    # -- of the keeper -------------------------------------------------------------------------------------------------
+    # -- of the reconciler -------------------------------------------------------------------------------------------------
 
     def learn(self, placement: Placement, version: int, lease_end: float) -> None:
         """What the master says: `version` of its node, as of a moment that was `lease_end` minus the lease, or later."""
         self._lease_end = max(self._lease_end, lease_end)
-        if version < self._version:  # the keeper's two threads may pass each other
+        if version < self._version:  # the reconciler's two threads may pass each other
             return
         self._placement, self._version = placement, version
         for index, hosted in list(self.hosted.items()):
@@ -195,7 +195,7 @@ class TableHost:
             elif placed != hosted.placed:
                 hosted.learn(placed)
 
-    def _is_to_be_filled(self, hosted: Hosted, placed: Placed) -> bool:
+    def _is_to_be_filled(self, hosted: Replica, placed: Placed) -> bool:
         """Whether what is here does not count any more: the primary may have less, or has not been able to send more. That of a
         spare is kept until it is filled."""
         before, me = hosted.placed, self.server_id
@@ -220,7 +220,7 @@ class TableHost:
         if before is not None:
             before.leave()
         placed = msgspec.structs.replace(placed, loading=False, step=step)
-        self.hosted[index] = Hosted(index, self.server_id, placed, shard, applied, self.send, self._changed)
+        self.hosted[index] = Replica(index, self.server_id, placed, shard, applied, self.send, self._changed)
 
     def close(self) -> None:
         """Hold nothing more: what waits here, and what still comes, is asked of whoever serves it next."""

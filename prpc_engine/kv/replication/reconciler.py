@@ -1,7 +1,7 @@
 """What keeps an elastic server's partitions where the placement wants them. Two threads of each server; the reactor waits for
 neither.
 
-    keeper   each look: reads the placement and who lives, changes what plan() says (one of all servers wins), tells the host, and
+    reconciler   each look: reads the placement and who lives, changes what plan() says (one of all servers wins), tells the host, and
              sees to its own partitions' streams and heirs. It looks when the master or the host says that something has happened,
              and LOOKS_PER_LEASE times a lease, which renews the time that the host may serve for
     filler   loads and copies partitions to this server, one after the other
@@ -34,9 +34,9 @@ import msgspec
 from prpc_engine.errors import Closed, RpcError
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.client.local import run_to_end
-from prpc_engine.kv.replication.partition_router import TableHost
-from prpc_engine.kv.replication.replica import Hosted
-from prpc_engine.kv.replication.state_transfer import Incoming
+from prpc_engine.kv.replication.partition_router import PartitionRouter
+from prpc_engine.kv.replication.replica import Replica
+from prpc_engine.kv.replication.state_transfer import IncomingCopy
 from prpc_engine.kv.schema import placement as places
 from prpc_engine.kv.schema.layout import restored
 from prpc_engine.kv.schema.placement import NOBODY, Placed, Placement
@@ -61,7 +61,7 @@ class Calls(Protocol):
     def call_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Any: ...
 
 
-class Keeper:
+class Reconciler:
     """See the file's head. Owned by one ElasticServer.
 
     first: the placement to begin with, of the servers that live, when there is none; None: it is too early. folder: of
@@ -71,7 +71,7 @@ class Keeper:
     def __init__(
         self,
         node: PlacementNode,
-        host: TableHost,
+        host: PartitionRouter,
         client: Calls,
         in_reactor: Callable[[Callable[[Future], object]], Future],
         lease_s: float,
@@ -90,7 +90,7 @@ class Keeper:
         self.placement: Placement | None = None  # the newest read
         self._version = -1  # of it
         self.hand_overs = 0
-        names = {"kv-keeper": self._run, "kv-filler": self._fill_all}
+        names = {"kv-reconciler": self._run, "kv-filler": self._fill_all}
         self._threads = [threading.Thread(target=run, name=f"prpc-{name}", daemon=True) for name, run in names.items()]
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class Keeper:
             if thread is not threading.current_thread():
                 thread.join(REACTOR_TIMEOUT_S)
 
-    # -- the keeper ----------------------------------------------------------------------------------------------------
+    # -- the reconciler ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closed:
@@ -225,7 +225,7 @@ class Keeper:
             self._filling.add((index, placed.epoch))
             self._jobs.put((index, placed))
 
-    def _see_to_streams(self, index: int, placed: Placed, hosted: Hosted) -> None:
+    def _see_to_streams(self, index: int, placed: Placed, hosted: Replica) -> None:
         restored, step = hosted.restored
         if restored:
             self._change_one(index, placed, partial(places.replaced, restored=restored, step=step))
@@ -240,7 +240,7 @@ class Keeper:
                 self._change_one(index, placed, partial(_if_joining, places.joined, server))
                 self._now(partial(hosted.promised.discard, server))  # not when that raises: the master may have heard
 
-    def _hand_over(self, index: int, placed: Placed, hosted: Hosted) -> None:
+    def _hand_over(self, index: int, placed: Placed, hosted: Replica) -> None:
         try:
             handed = self._in_reactor(hosted.hand_over).result(HAND_OVER_LEASES * self._lease_s)
         except TimeoutError:  # the look ends here, as others may take as long
@@ -321,7 +321,7 @@ class Keeper:
         ask = partial(self._client.call_to, placed.primary, timeout_s=COPY_TIMEOUT_S)
         description = ask("copy_begin", index, placed.epoch, me)
         copy = index, placed.epoch, me, description["copy"]
-        incoming = Incoming(self._host.make_shard(), description)
+        incoming = IncomingCopy(self._host.make_shard(), description)
         while (piece := ask("copy_read", *copy)) is not None:
             if self._closed:
                 return

@@ -32,8 +32,8 @@ from typing import Any
 
 from prpc_engine.errors import BadArguments, ConfigError, RpcError
 from prpc_engine.kv.consistency.ledger import nobody
-from prpc_engine.kv.replication.replication_log import Stream
-from prpc_engine.kv.replication.state_transfer import Outgoing
+from prpc_engine.kv.replication.replication_log import ReplicationLog
+from prpc_engine.kv.replication.state_transfer import OutgoingCopy
 from prpc_engine.kv.schema.placement import Placed
 from prpc_engine.kv.server.server import TableShard, follow, pushing_node
 from prpc_engine.kv.table.table import DenseTable, SparseTable
@@ -48,7 +48,7 @@ class Moved(RpcError):
     """This server does not serve that partition at that epoch: ask the master who does, and send it there."""
 
 
-class Hosted:
+class Replica:
     """See the file's head. Owned by a TableHost.
 
     send: calls a method of another server; changed: is called when somebody should look at `streams` and what they say.
@@ -61,7 +61,7 @@ class Hosted:
         self.placed = placed
         self.shard = shard
         self.applied = applied  # how many changes, from the partition's beginning
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, ReplicationLog] = {}
         self.began: dict[str, int] = {}  # of a primary: the version of each table when it became that
         self.promised: set[int] = set()  # who the master is about to be told of as a replica
         self.restored = "", -1  # the id of a restore that the master is to be told of, and the step of its checkpoint
@@ -257,9 +257,9 @@ class Hosted:
         if is_notable:
             self._changed()
 
-    def _open(self, server: int, outgoing: Outgoing | None) -> Stream:
+    def _open(self, server: int, outgoing: OutgoingCopy | None) -> ReplicationLog:
         forward = partial(self._send_forward, server)
-        stream = self.streams[server] = Stream(self.applied, forward, self._look, outgoing)
+        stream = self.streams[server] = ReplicationLog(self.applied, forward, self._look, outgoing)
         self._begin_telling()
         return stream
 
@@ -286,7 +286,7 @@ class Hosted:
         before = self.streams.pop(server, None)
         if before is not None:
             before.close()
-        outgoing = Outgoing(self.shard)
+        outgoing = OutgoingCopy(self.shard)
         self._open(server, outgoing)
         return outgoing.description | {"applied": self.applied}
 
@@ -298,7 +298,7 @@ class Hosted:
         """It has all of it, and follows from now on."""
         self._copying(server, copy)[0].go_live()
 
-    def _copying(self, server: int, copy: int) -> tuple[Stream, Outgoing]:
+    def _copying(self, server: int, copy: int) -> tuple[ReplicationLog, OutgoingCopy]:
         stream = self.streams.get(server)
         if stream is None or stream.failure or stream.outgoing is None or stream.outgoing.number != copy:
             raise Moved(f"partition {self.index} is not being copied to server {server}, or anew: begin again")

@@ -6,7 +6,7 @@
     live          something is applied                  live: it is sent at once, and kept until it is answered
     live          it has all that was kept              has_caught_up: it may count as a replica
     live          a connection was lost                 interrupted: what is applied is kept
-    interrupted   resume(): the keeper looks            live: all that has no answer is sent again
+    interrupted   resume(): the reconciler looks            live: all that has no answer is sent again
     interrupted   for INTERRUPTED_S_MAX                 broken
     any           refused, or KEPT_BYTES_MAX are kept   broken: it is filled anew
 
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from prpc_engine.errors import MaybeExecuted, NotSent, RpcError
-from prpc_engine.kv.replication.state_transfer import Outgoing
+from prpc_engine.kv.replication.state_transfer import OutgoingCopy
 from shard import Future
 
 KEPT_BYTES_MAX = 1 << 30  # while a partition is copied: some seconds of pushes at full speed
@@ -35,14 +35,14 @@ Message = tuple[Any, ...]  # method, arguments
 Forward = Callable[[int, Message], Future]  # number, message -> the call
 
 
-class Stream:
+class ReplicationLog:
     """See the file's head. Owned by one hosted partition.
 
     begin: the number up to which the other one has, or is to be copied, everything. changed: is called when `acked` has grown, or
     the stream broke; with whether it is in another state now.
     """
 
-    def __init__(self, begin: int, send: Forward, changed: Callable[[bool], None], outgoing: Outgoing | None) -> None:
+    def __init__(self, begin: int, send: Forward, changed: Callable[[bool], None], outgoing: OutgoingCopy | None) -> None:
         self.acked = begin  # it has all up to this number
         self.outgoing = outgoing  # while it is copied
         self.failure = ""  # why it broke

@@ -28,7 +28,7 @@ PIECE_BYTES = 4 << 20  # the primary's reactor copies one in a millisecond, betw
 _numbers = itertools.count(1)  # of all copies of this process
 
 
-class Outgoing:
+class OutgoingCopy:
     """The primary's side. Owned by the stream to the server that is filled, which calls close()."""
 
     def __init__(self, shard: TableShard) -> None:
@@ -66,7 +66,7 @@ class Outgoing:
             cut.close()
 
 
-class Incoming:
+class IncomingCopy:
     """The side of who is filled: a new partition's tables, nobody else's yet."""
 
     def __init__(self, shard: TableShard, description: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from prpc_engine.errors import ConfigError, NodeExists, NoSuchNode, RpcError, VersionMismatch
-from prpc_engine.kv.schema.tree import Tree
+from prpc_engine.kv.schema.tree import MasterTree
 from prpc_engine.master.namespace import component
 from prpc_engine.master.watch import TreeEvent
 
@@ -56,7 +56,7 @@ class HasMaster(Protocol):
     """What is used of a service."""
 
     @property
-    def master_client(self) -> Tree:
+    def master_client(self) -> MasterTree:
         """The master's tree; ConfigError: there is none."""
 
 
@@ -71,7 +71,7 @@ def beginnings_of(service: HasMaster, name: str) -> Beginnings | None:
 class Beginnings:
     """See the file's head. Verbs raise what the master client does."""
 
-    def __init__(self, tree: Tree, name: str) -> None:
+    def __init__(self, tree: MasterTree, name: str) -> None:
         self.path = f"{FOLDER}/{component(name)}"
         self._tree = tree
 

@@ -22,7 +22,7 @@ from prpc_engine.errors import NodeExists, NoSuchNode, VersionMismatch
 from prpc_engine.kv.schema.beginnings import as_read
 from prpc_engine.kv.schema.layout import sliced, spread
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec, from_dict
-from prpc_engine.kv.schema.tree import ASK_TIMEOUT_S, Tree
+from prpc_engine.kv.schema.tree import ASK_TIMEOUT_S, MasterTree
 from prpc_engine.master.namespace import component
 
 FOLDER = "/_schemas_"
@@ -50,7 +50,7 @@ def schema_of(specs: Mapping[int, TableSpec]) -> Schema:
 class Schemas:
     """Those of the elastic tables of one service. Verbs raise what the master client does."""
 
-    def __init__(self, tree: Tree, name: str) -> None:
+    def __init__(self, tree: MasterTree, name: str) -> None:
         self.path = f"{FOLDER}/{component(name)}"
         self._tree = tree
 

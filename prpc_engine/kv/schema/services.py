@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv.client.partition_client import Client
-from prpc_engine.kv.schema.tree import Tree
+from prpc_engine.kv.client.partition_client import TableClient
+from prpc_engine.kv.schema.tree import MasterTree
 
 
 class CallingService(Protocol):
@@ -17,11 +17,11 @@ class CallingService(Protocol):
 
     def create_client(
         self, name: str, /, *, expected_servers: int = 1, timeout_s: float = ..., retry: RetryPolicy | None = None
-    ) -> Client:
+    ) -> TableClient:
         """Wait until that many servers of the service are there."""
 
     @property
-    def master_client(self) -> Tree:
+    def master_client(self) -> MasterTree:
         """The master's tree, which knows tables and their epochs. Raises ConfigError where there is none."""
 
     @property
@@ -37,7 +37,7 @@ class ServingService(Protocol):
         """Shard processes of this service; 0 is inline."""
 
     @property
-    def master_client(self) -> Tree:
+    def master_client(self) -> MasterTree:
         """The master's tree; ConfigError: there is none."""
 
     def create_server(self, name: str, obj: object, /, *, sharded: bool = False) -> Any:

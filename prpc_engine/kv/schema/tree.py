@@ -15,7 +15,7 @@ FOLDER = "/_tables_"
 ASK_TIMEOUT_S = 2.0  # for a master that is there; one that is away is asked again later
 
 
-class Tree(Protocol):
+class MasterTree(Protocol):
     """What is used of prpc_engine.MasterClient."""
 
     def tree_node_add(self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ...) -> None: ...
@@ -40,7 +40,7 @@ class Tree(Protocol):
 class PlacementNode:
     """See the file's head. Every verb takes ASK_TIMEOUT_S seconds at most, and raises what the master client does."""
 
-    def __init__(self, tree: Tree, name: str, servers_path: str) -> None:
+    def __init__(self, tree: MasterTree, name: str, servers_path: str) -> None:
         self.path = f"{FOLDER}/{component(name)}"
         self.servers_path = f"{servers_path}/{component(name)}"
         self._tree = tree

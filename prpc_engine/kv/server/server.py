@@ -32,7 +32,7 @@ from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.consistency.durable import Durable
 from prpc_engine.kv.consistency.epochs import Behind, RowsLost, outdated, parsed
-from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger, Node
+from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger, LedgerNode
 from prpc_engine.kv.consistency.paced_table import Paced
 from prpc_engine.kv.consistency.versions import with_version
 from prpc_engine.kv.schema.beginnings import beginnings_of
@@ -47,7 +47,7 @@ Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]  # client, sequence, verb, table, arrays
-THIS_PROCESS = Node(0, "this process")  # as barrier_scheduler.py has it
+THIS_PROCESS = LedgerNode(0, "this process")  # as barrier_scheduler.py has it
 
 
 class TableServer:
@@ -300,7 +300,7 @@ class TableShard(CheckpointMethods):
         """[number, name, pushes applied, {table: its Lag}] of each worker that has pushed: of the tables with a consistency."""
         found: dict[int, list[Any]] = {}
         for client, node, pushes in self.ledger.pushes():
-            number, name = node or Node(client, f"worker {client:x}")
+            number, name = node or LedgerNode(client, f"worker {client:x}")
             found.setdefault(number, [number, name, 0, {}])[2] += pushes
         for name, (_, table) in self.tables.items():
             for number, (worker, lag) in table.lags().items() if isinstance(table, Paced) else ():
@@ -338,10 +338,10 @@ class TableShard(CheckpointMethods):
         return BadArguments(f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first")
 
 
-def pushing_node() -> Node:
+def pushing_node() -> LedgerNode:
     """On whose behalf this runs, for the ledger."""
     peer = calling_peer()
-    return Node(peer.connection.peer_incarnation, str(peer.connection.peer)) if peer is not None else THIS_PROCESS
+    return LedgerNode(peer.connection.peer_incarnation, str(peer.connection.peer)) if peer is not None else THIS_PROCESS
 
 
 def follow(first: Future, second: Deferred) -> None:

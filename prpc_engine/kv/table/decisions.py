@@ -2,7 +2,7 @@
 
 Which keys get a row, and which rows go, hangs on counts and stamps that grow with each push and each pull, and pulls are the
 primary's alone. So each push travels with what was decided for it, and with the stamps that pulls have left since the one before;
-what pulls leave is also told when USES_MAX keys wait, at each look of the keeper, and when the partition is handed over.
+what pulls leave is also told when USES_MAX keys wait, at each look of the reconciler, and when the partition is handed over.
 
     int64[...]   meaning
     MOMENT       the table's time (eviction.py) at the push; without one: as it is told

@@ -27,7 +27,7 @@ from prpc_engine.accumulator import (
 from prpc_engine.accumulator import client as client_module
 from prpc_engine.accumulator import outbox as outbox_module
 from prpc_engine.accumulator.client import SERVICE_NAME
-from prpc_engine.accumulator.outbox import Entry
+from prpc_engine.accumulator.outbox import WriteEntry
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
 from tests.program import halt
 from tests.prpc_engine.accumulator.processes import NEVER_S, Process
@@ -85,7 +85,7 @@ def test_without_a_server_values_are_kept_and_wait_empty_ends_in_time() -> None:
 def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     counters, looks = CounterSet(), 0
 
-    class Watched(Entry):
+    class Watched(WriteEntry):
         """As the sender looks at it among those that wait, another thread collects a new counter, if it gets the lock."""
 
         def __getattribute__(self, name: str) -> Any:
@@ -106,7 +106,7 @@ def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_ad
             server.close()
             one.write(1)
             wait_until(lambda: client.statistics().failures, "a push that nobody answers")
-            monkeypatch.setattr(outbox_module, "Entry", Watched)
+            monkeypatch.setattr(outbox_module, "WriteEntry", Watched)
             two.write(2)
             wait_until(lambda: looks, "a look at what waits behind it")
             with AccumulatorServer(service):

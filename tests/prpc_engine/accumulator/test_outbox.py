@@ -9,8 +9,8 @@ import pytest
 from prpc_engine.accumulator.aggregator import Aggregator
 from prpc_engine.accumulator.counter import Counter
 from prpc_engine.accumulator.numeric import Sum
-from prpc_engine.accumulator.outbox import ENTRIES_MAX, Batch, Outbox
-from prpc_engine.accumulator.window import APPLY, DUPLICATE, UNKNOWN, Verdict, Window
+from prpc_engine.accumulator.outbox import ENTRIES_MAX, WriteBatch, WriteOutbox
+from prpc_engine.accumulator.window import APPLY, DUPLICATE, UNKNOWN, Verdict, WriteWindow
 from prpc_engine.archive import Decoder, encode
 
 
@@ -28,7 +28,7 @@ def total(value: int) -> Aggregator:
     return one
 
 
-def values(batch: Batch | None) -> dict[str, int]:
+def values(batch: WriteBatch | None) -> dict[str, int]:
     assert batch is not None
     return {entry.counter.name: entry.aggregate.value for entry in batch.entries}  # type: ignore[attr-defined]
 
@@ -40,7 +40,7 @@ def named() -> Callable[[str], Counter]:
 
 
 def test_a_batch_on_its_way_keeps_its_content_while_new_values_gather_behind_it(named: Callable[[str], Counter]) -> None:
-    outbox = Outbox()
+    outbox = WriteOutbox()
     outbox.add(named("a"), total(1), 1)
     first = outbox.head()
     outbox.add(named("a"), total(10), 1)
@@ -54,7 +54,7 @@ def test_a_batch_on_its_way_keeps_its_content_while_new_values_gather_behind_it(
 
 
 def test_a_mark_is_settled_when_what_was_added_before_it_is_and_not_later(named: Callable[[str], Counter]) -> None:
-    outbox = Outbox()
+    outbox = WriteOutbox()
     assert outbox.is_settled(outbox.mark())
     outbox.add(named("a"), total(1), 1)
     outbox.head()
@@ -71,7 +71,7 @@ def test_a_mark_is_settled_when_what_was_added_before_it_is_and_not_later(named:
 
 
 def test_many_counters_go_in_several_batches_of_one_generation() -> None:
-    outbox = Outbox()
+    outbox = WriteOutbox()
     for number in range(2 * ENTRIES_MAX + 1):
         outbox.add(counter(f"{number}"), total(1), 1)
     mark, batches = outbox.mark(), 0
@@ -84,7 +84,7 @@ def test_many_counters_go_in_several_batches_of_one_generation() -> None:
 
 
 def test_what_a_server_refuses_is_counted_as_dropped_and_its_counter_knows_why(named: Callable[[str], Counter]) -> None:
-    outbox = Outbox()
+    outbox = WriteOutbox()
     outbox.add(named("a"), total(1), 5)
     outbox.add(named("b"), total(1), 7)
     outbox.head()
@@ -98,7 +98,7 @@ def test_what_a_server_refuses_is_counted_as_dropped_and_its_counter_knows_why(n
 
 
 def test_a_batch_that_is_too_large_is_halved_until_one_counter_is_left(named: Callable[[str], Counter]) -> None:
-    outbox = Outbox()
+    outbox = WriteOutbox()
     for name in "abc":
         outbox.add(named(name), total(1), 1)
     outbox.head()
@@ -113,7 +113,7 @@ def test_a_batch_that_is_too_large_is_halved_until_one_counter_is_left(named: Ca
 
 
 def test_a_batch_that_may_have_been_counted_is_neither_split_nor_its_number_used_again(named: Callable[[str], Counter]) -> None:
-    outbox = Outbox()
+    outbox = WriteOutbox()
     for name in "ab":
         outbox.add(named(name), total(1), 1)
     batch = outbox.head()
@@ -130,7 +130,7 @@ ANN, BOB = (1, 1), (2, 2)
 
 
 def test_a_push_counts_once() -> None:
-    window = Window()
+    window = WriteWindow()
     assert window.judge(ANN, 1, False, True) == Verdict(APPLY)
     window.record(ANN, 1, {3: "no"})
     assert window.judge(ANN, 1, True, True) == Verdict(DUPLICATE)
@@ -142,20 +142,20 @@ def test_a_push_counts_once() -> None:
 
 
 def test_a_client_that_starts_again_begins_anew() -> None:
-    window = Window()
+    window = WriteWindow()
     window.record(ANN, 7, {})
     assert window.judge((ANN[0], 99), 1, False, False) == Verdict(APPLY)
 
 
 def test_a_server_that_lost_pushes_says_how_many() -> None:
-    window = Window()
+    window = WriteWindow()
     assert window.judge(ANN, 5, True, False) == Verdict(APPLY, lost=4), "begun with nothing"
     window.record(BOB, 3, {})
     assert window.judge(BOB, 6, False, False) == Verdict(APPLY, lost=2), "begun with a snapshot"
 
 
 def test_a_client_that_was_forgotten_is_refused_only_where_a_push_might_count_twice() -> None:
-    window = Window(clients_max=2)
+    window = WriteWindow(clients_max=2)
     for client in (ANN, BOB, (3, 3)):
         window.record(client, 1, {})
     assert window.judge(ANN, 1, True, True) == Verdict(UNKNOWN)
@@ -164,7 +164,7 @@ def test_a_client_that_was_forgotten_is_refused_only_where_a_push_might_count_tw
 
 
 def test_a_window_comes_back_from_a_snapshot() -> None:
-    window, other = Window(), Window()
+    window, other = WriteWindow(), WriteWindow()
     window.record(ANN, 4, {0: "why"})
     other.deserialize(Decoder().decode(*encode(window.serialize())))
     assert other.judge(ANN, 4, True, True) == Verdict(DUPLICATE)

@@ -14,7 +14,7 @@ import pytest
 
 from prpc_engine.cli.local_cluster import run_cluster
 from prpc_engine.errors import ConfigError
-from prpc_engine.settings.local_job import Job, JobReport
+from prpc_engine.settings.local_job import JobReport, LocalJob
 from tests.prpc_engine.processes import ROOT
 
 TIMEOUT_S = 60.0
@@ -80,7 +80,7 @@ def test_what_a_process_left_behind_is_killed_while_its_number_is_nobody_elses(m
         kill(group, number)
 
     monkeypatch.setattr(os, "killpg", kill_its_own)
-    with Job() as job:
+    with LocalJob() as job:
         job.start("it", [sys.executable, "-c", ""], os.environ)
         assert job.run().code == 0
     assert len(killed) == 1
@@ -118,14 +118,14 @@ class Libc:
         return real.prctl(*arguments)
 
 real, local_job._libc = local_job._libc, Libc()
-with local_job.Job() as job:
+with local_job.LocalJob() as job:
     job.start("it", [sys.executable, "-c", "print('it runs')"], os.environ)
 """
 
 
 INTERRUPTED = """
 import os, signal
-from prpc_engine.settings.local_job import Job
+from prpc_engine.settings.local_job import LocalJob
 
 def interrupt():
     signal.raise_signal(signal.{name})
@@ -136,7 +136,7 @@ def handle(*_):
 signal.signal(signal.{name}, handle)
 os.register_at_fork({when}=interrupt)
 try:
-    with Job() as job:
+    with LocalJob() as job:
         job.start("it", ["sleep", "1000"], os.environ)
         job.run()
 except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.cli.top_table import HEADINGS, Answer, Row, cells, rows
+from prpc_engine.cli.top_table import HEADINGS, NodeAnswer, Row, cells, rows
 from tests.prpc_engine.cli.test_commands import ROOT, prpc
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -43,35 +43,35 @@ ONE = ("memory://1", "tcp://here:1")
 
 
 def test_rates_are_what_grew_between_two_looks() -> None:
-    before = [Answer("rank 0", ONE, figures(100, 10, moved=1_000_000))]
-    (row,) = rows(before, [Answer("rank 0", ONE, figures(300, 50, moved=5_000_000))], 2.0)
+    before = [NodeAnswer("rank 0", ONE, figures(100, 10, moved=1_000_000))]
+    (row,) = rows(before, [NodeAnswer("rank 0", ONE, figures(300, 50, moved=5_000_000))], 2.0)
     assert (row.served_per_s, row.made_per_s, row.in_mb_s, row.out_mb_s) == (100.0, 20.0, 4.0, 2.0)
     assert (row.process, row.failures, row.rejected, row.running, row.queued, row.outbox) == (4711, 1, 2, 3, 4, 5)
     assert (row.leases, row.leased_mb, row.lease_age_s) == (2, 3.0, 1.5)
 
 
 def test_a_process_that_is_new_or_was_started_again_has_no_rates_yet() -> None:
-    (row,) = rows([Answer("rank 0", ONE, figures(100))], [Answer("rank 0", ("memory://2",), figures(3))], 1.0)
+    (row,) = rows([NodeAnswer("rank 0", ONE, figures(100))], [NodeAnswer("rank 0", ("memory://2",), figures(3))], 1.0)
     assert (row.served_per_s, row.made_per_s, row.in_mb_s) == (None, None, None)
 
 
 def test_what_went_over_a_connection_that_closed_between_the_looks_is_counted() -> None:
     before = figures(made=50, moved=50)
-    (row,) = rows([Answer("rank 0", ONE, before)], [Answer("rank 0", ONE, figures(ended=6_000_100))], 1.0)
+    (row,) = rows([NodeAnswer("rank 0", ONE, before)], [NodeAnswer("rank 0", ONE, figures(ended=6_000_100))], 1.0)
     assert (row.made_per_s, row.out_mb_s, row.in_mb_s) == (6_000_050.0, 6.00005, 6.0)
 
 
 def test_percentiles_are_of_the_handlers_between_the_looks_alone() -> None:
     old = {"old": {"buckets": [0] * 10 + [1000] + [0] * 53}}
     new = {"old": {"buckets": [0] * 10 + [1000] + [0] * 3 + [99, 1] + [0] * 48}, "other": {"buckets": [0] * 64}}
-    (row,) = rows([Answer("rank 0", ONE, figures(timings=old))], [Answer("rank 0", ONE, figures(timings=new))], 1.0)
+    (row,) = rows([NodeAnswer("rank 0", ONE, figures(timings=old))], [NodeAnswer("rank 0", ONE, figures(timings=new))], 1.0)
     assert (row.p50_us, row.p99_us) == (2**14 / 1e3, 2**14 / 1e3)
-    (quiet,) = rows([Answer("rank 0", ONE, figures(timings=new))], [Answer("rank 0", ONE, figures(timings=new))], 1.0)
+    (quiet,) = rows([NodeAnswer("rank 0", ONE, figures(timings=new))], [NodeAnswer("rank 0", ONE, figures(timings=new))], 1.0)
     assert (quiet.p50_us, quiet.p99_us) == (None, None)
 
 
 def test_who_waits_for_whom_is_told_by_rank_where_it_is_known() -> None:
-    now = [Answer("rank 0", ONE, figures(in_flight=7)), Answer("rank 1", ("memory://9", "tcp://there:2"), figures())]
+    now = [NodeAnswer("rank 0", ONE, figures(in_flight=7)), NodeAnswer("rank 1", ("memory://9", "tcp://there:2"), figures())]
     waiting, other = rows([], now, 1.0)
     assert (waiting.waits_for, other.waits_for) == ({"rank 1": 7}, {})
     assert cells(waiting)[-1] == "rank 1 (7)"
@@ -80,7 +80,7 @@ def test_who_waits_for_whom_is_told_by_rank_where_it_is_known() -> None:
 
 
 def test_a_silent_process_keeps_its_row_with_the_reason() -> None:
-    (row,) = rows([], [Answer("rank 0", ONE, error="NotSent: nobody listens")], 1.0)
+    (row,) = rows([], [NodeAnswer("rank 0", ONE, error="NotSent: nobody listens")], 1.0)
     assert row == Row("rank 0", error="NotSent: nobody listens")
     assert cells(row)[:2] == ["rank 0", "silent"]
     assert len(cells(row)) == len(HEADINGS)

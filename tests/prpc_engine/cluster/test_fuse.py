@@ -10,7 +10,7 @@ import pytest
 
 from prpc_engine import Server, ServerConfig
 from prpc_engine.cluster import StepAborted
-from prpc_engine.cluster.fuse import FUSED_MAX, Collector
+from prpc_engine.cluster.fuse import FUSED_MAX, FuseCollector
 from prpc_engine.cluster.receipt import Message, Receipt
 from prpc_engine.errors import Closed, RemoteError
 from shard import Driver, Future, Waiter
@@ -106,7 +106,7 @@ def test_what_was_collected_ends_with_its_step_and_with_the_server(servers: tupl
 def test_whatever_a_fused_request_fails_with_all_of_its_receivers_hear_of_it() -> None:
     failed, driver = Future(), Driver(polling=False)
     try:
-        collector = Collector(False, driver, threading.Lock(), lambda message: message.leave(lambda _: failed))
+        collector = FuseCollector(False, driver, threading.Lock(), lambda message: message.leave(lambda _: failed))
         collector.open(0)
         receipts = [collector.receive(0, 0, key, 1.0) for key in "ab"]
         collector.close(0)

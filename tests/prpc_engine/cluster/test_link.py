@@ -12,7 +12,7 @@ from prpc_engine import Deferred, Server
 from prpc_engine.cluster.link import Link
 from prpc_engine.cluster.receipt import Receipt
 from prpc_engine.errors import Closed, DeadlineExceeded, RpcError
-from prpc_engine.rpc.server import Server as Methods
+from prpc_engine.rpc.server import ServedObject as Methods
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 

@@ -12,7 +12,7 @@ import pytest
 
 from prpc_engine import Server
 from prpc_engine.cluster import TaskUnreachable, server
-from prpc_engine.cluster.verbs import Verbs
+from prpc_engine.cluster.verbs import TensorVerbs
 from prpc_engine.errors import ConfigError
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import wait_until
@@ -21,7 +21,7 @@ WORKER0, PS0 = "/job:worker/task:0", "/job:ps/task:0"
 
 
 def test_rates_are_of_what_happened_since_and_name_no_verb_that_did_not() -> None:
-    verbs = Verbs(send=3, abort=1)
+    verbs = TensorVerbs(send=3, abort=1)
     before = verbs.copy()
     assert verbs.rates_since(before, 60.0) == ""
     verbs.send += 150

@@ -20,10 +20,10 @@ import pytest
 from prpc_engine import Master, RpcService
 from prpc_engine.demo import director, roles
 from prpc_engine.demo.cluster import Cluster, Role
-from prpc_engine.demo.director import DIRECTOR_ITSELF, State, _Desk, _Direction
-from prpc_engine.demo.recovery import Servers
-from prpc_engine.demo.roles import DIRECTOR, Job, run_worker
-from prpc_engine.demo.settings import Settings
+from prpc_engine.demo.director import DIRECTOR_ITSELF, RunState, _Desk, _Direction
+from prpc_engine.demo.recovery import DemoServers
+from prpc_engine.demo.roles import DIRECTOR, DemoJob, run_worker
+from prpc_engine.demo.settings import DemoSettings
 from prpc_engine.errors import NotSent
 from tests.program import wait_until
 
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_nothing() -> None:
 
 def test_training_begins_when_the_director_too_has_its_tables() -> None:
     """So a server that is lost from then on is lost after so many examples, and not before training began."""
-    state = State()
+    state = RunState()
     desk = _Desk(state, 2)
     for everybody_else in (0, 1):
         desk.arrived(everybody_else)
@@ -168,7 +168,7 @@ def test_training_begins_when_the_director_too_has_its_tables() -> None:
 def test_a_server_whose_connections_have_ended_is_waited_for_until_it_has_ended() -> None:
     with Cluster() as cluster:
         role = cluster.start("server 0", time.sleep, 600.0)
-        servers = Servers(1, 0, lambda index: role, lambda: None)
+        servers = DemoServers(1, 0, lambda index: role, lambda: None)
         servers.wait_for_death(0.0)
         assert servers.dead() is None
         role.process.kill()
@@ -178,7 +178,7 @@ def test_a_server_whose_connections_have_ended_is_waited_for_until_it_has_ended(
 
 def test_nobody_is_killed_where_all_servers_have_died_already() -> None:
     with Cluster() as cluster:
-        servers = Servers(1, 1, lambda index: cluster.start(f"server {index}", time.sleep, 600.0), lambda: None)
+        servers = DemoServers(1, 1, lambda index: cluster.start(f"server {index}", time.sleep, 600.0), lambda: None)
         assert servers.kill_one()
         assert not servers.kill_one()
 
@@ -188,7 +188,7 @@ def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_d
 ) -> None:
     """Two threads would start two in its place; and the kernel ends what a thread started when that thread ends."""
     starters: list[threading.Thread] = []
-    state = State()
+    state = RunState()
 
     class Sleepers(Cluster):
         def start(self, name: str, *_: Any) -> Role:
@@ -203,7 +203,7 @@ def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_d
     monkeypatch.setattr(director, "evaluate", lose_another)
     unused: Any = SimpleNamespace(test=None, vocabulary=None)
     with Sleepers() as cluster:
-        job = Job("", 2, 0, 0, False, "", Settings(), replicas=1)
+        job = DemoJob("", 2, 0, 0, False, "", DemoSettings(), replicas=1)
         direction = _Direction(unused, job, unused, state, _Desk(state, 0), cluster, False, unused)
         direction._kv = unused
         direction.servers.kill_one()
@@ -220,10 +220,10 @@ def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(monkeypatc
             return super().start(name, time.sleep, 600.0)
 
     monkeypatch.setattr(director, "prepare", lambda *_: None)
-    state, unused = State(), SimpleNamespace(test=None, vocabulary=None)
+    state, unused = RunState(), SimpleNamespace(test=None, vocabulary=None)
     desk = _Desk(state, 2)
     with Sleepers() as cluster:
-        job = Job("", 0, 0, 2, False, "", Settings())
+        job = DemoJob("", 0, 0, 2, False, "", DemoSettings())
         direction = _Direction(unused, job, unused, state, desk, cluster, False, unused)  # type: ignore[arg-type]
         cluster.roles[0].process.kill()
         cluster.roles[0].process.join()
@@ -237,7 +237,7 @@ def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(monkeypatc
 def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Master(secret="a secret of this test") as master, RpcService(master.address, secret="a secret of this test") as director:
 
-        def lose_both(service: RpcService, job: Job, timeout_s: float) -> None:
+        def lose_both(service: RpcService, job: DemoJob, timeout_s: float) -> None:
             director.close()
             raise NotSent("the tables are gone")
 
@@ -245,7 +245,7 @@ def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: p
         monkeypatch.setattr(roles, "load_flights", lambda: None)
         monkeypatch.setattr(roles, "connect_tables", lose_both)
         with pytest.raises(SystemExit):
-            run_worker(Job(master.address, 1, 0, 1, False, "a secret of this test", Settings()), 0)
+            run_worker(DemoJob(master.address, 1, 0, 1, False, "a secret of this test", DemoSettings()), 0)
 
 
 def test_a_killed_demo_takes_its_processes_with_it() -> None:

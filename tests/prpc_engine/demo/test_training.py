@@ -8,14 +8,14 @@ from prpc_engine.demo.baseline import train_baseline, trivial_auc
 from prpc_engine.demo.batches import epoch_batches
 from prpc_engine.demo.data import FIELDS, NUMERIC, Examples, Flights
 from prpc_engine.demo.model import prepare
-from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, Settings
+from prpc_engine.demo.settings import DENSE_TABLE, ROWS_TABLE, DemoSettings
 from prpc_engine.demo.training import Progress, create_tables, evaluate, train
 from prpc_engine.errors import ConfigError, RemoteError
 from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.client.local import LocalService
 
 VALUES_PER_FIELD = 12
-SETTINGS = Settings(epochs=3, batch_examples=256)
+SETTINGS = DemoSettings(epochs=3, batch_examples=256)
 
 
 def made_up_flights(count: int = 6000) -> Flights:
@@ -35,7 +35,7 @@ def made_up_flights(count: int = 6000) -> Flights:
 FLIGHTS = made_up_flights()
 
 
-def make_workers(count: int, servers: int = 2, settings: Settings = SETTINGS) -> tuple[LocalService, list[TableWorker]]:
+def make_workers(count: int, servers: int = 2, settings: DemoSettings = SETTINGS) -> tuple[LocalService, list[TableWorker]]:
     service = LocalService()
     for _ in range(servers):
         TableServer(service)

@@ -14,7 +14,7 @@ import pytest
 
 from prpc_engine import cli
 from prpc_engine.cli import probe
-from prpc_engine.cli.probe import Answer, probe_all
+from prpc_engine.cli.probe import ProbeAnswer, probe_all
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import parse_tf_config
 from prpc_engine.settings.endpoint_map import EndpointMap, data_endpoints
@@ -221,7 +221,7 @@ def test_a_host_that_swallows_everything_is_given_up() -> None:
                 each.connect_ex(place)
             assert select.select([full], [], [], PATIENCE_S)[0], "one of them waits to be accepted"
             address = Address(*place)
-            assert probe_all([address], 0.05, connect=True) == {address: Answer(False, "127.0.0.1: no answer in 0.05 s")}
+            assert probe_all([address], 0.05, connect=True) == {address: ProbeAnswer(False, "127.0.0.1: no answer in 0.05 s")}
         finally:
             for each in filling:
                 each.close()
@@ -238,7 +238,7 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(probe, "RESOLVE_S_MAX", 0.01)
     monkeypatch.setattr(probe.socket, "getaddrinfo", hang)
     address = Address("a", 1)
-    assert probe_all([address], 0.01, connect=True) == {address: Answer(False, "the resolver does not answer")}
+    assert probe_all([address], 0.01, connect=True) == {address: ProbeAnswer(False, "the resolver does not answer")}
     assert asked.wait(PATIENCE_S)  # else it would ask the real one, once this test is over
     release.set()
 

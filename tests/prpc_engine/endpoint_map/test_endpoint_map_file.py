@@ -11,7 +11,7 @@ import pytest
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.endpoint_map_file import FILE_BYTES_MAX, EndpointMapFile, load_data_endpoints
-from prpc_engine.settings.network import Found
+from prpc_engine.settings.network import FoundValue
 
 CLUSTER = ClusterSpec({"worker": ["h:1"]})
 
@@ -97,7 +97,7 @@ def test_a_link_to_nowhere_that_goes_as_it_is_read_is_none(here: Path, monkeypat
 
     file.symlink_to("elsewhere")
     monkeypatch.setattr(os, "readlink", late)
-    assert EndpointMapFile.read(Found("", "default")).text is None
+    assert EndpointMapFile.read(FoundValue("", "default")).text is None
 
 
 def test_a_pipe_is_no_map_and_nobody_waits_for_its_writer(here: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_pipe_is_no_map_and_nobody_waits_for_its_writer(here: Path) -> None:
 
 def test_it_is_not_read_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(here, "here:2")
-    loaded = EndpointMapFile.read(Found("", "default"))
+    loaded = EndpointMapFile.read(FoundValue("", "default"))
     monkeypatch.chdir("/")
     loaded.check_unchanged()
     os.utime(file, (0, 0))
@@ -130,7 +130,7 @@ def test_it_is_not_read_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_appears_later_is_not_read_either(here: Path) -> None:
-    loaded = EndpointMapFile.read(Found("", "default"))
+    loaded = EndpointMapFile.read(FoundValue("", "default"))
     loaded.check_unchanged()
     write(here, "here:2")
     with pytest.raises(ConfigError, match="has appeared since this task started; the job goes on"):

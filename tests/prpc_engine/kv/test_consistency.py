@@ -18,7 +18,7 @@ from prpc_engine.kv.client.local import LocalService
 from prpc_engine.kv.consistency.barrier_scheduler import GRACE_S, WAITING_MAX
 from prpc_engine.kv.consistency.consistency import Clocks, from_spec
 from prpc_engine.kv.consistency.progress import Lag
-from prpc_engine.kv.replication.replica import Hosted
+from prpc_engine.kv.replication.replica import Replica
 from prpc_engine.kv.schema.table_spec import from_dict
 from prpc_engine.node.process_identity import this_process
 from prpc_engine.rpc.deferred import Deferred
@@ -131,7 +131,7 @@ def test_two_workers_must_agree_on_the_consistency_of_a_table() -> None:
 def test_partitions_that_are_copied_or_move_take_no_paced_tables() -> None:
     hosted: Any = SimpleNamespace(is_handing_over=False)
     with pytest.raises(ConfigError, match="for services whose partitions stay where they are"):
-        Hosted.create_table(hosted, {"table": "w", "consistency": Ssp(2, 1).to_spec()})
+        Replica.create_table(hosted, {"table": "w", "consistency": Ssp(2, 1).to_spec()})
 
 
 # Clocks

@@ -11,7 +11,7 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import TableServer, TableWorker, WorkersBehind, WorkerShare
-from prpc_engine.kv.consistency.barrier_scheduler import Pace
+from prpc_engine.kv.consistency.barrier_scheduler import BarrierScheduler
 from shard import Future
 from tests.prpc_engine.kv.workers import WorkerProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -129,13 +129,13 @@ def test_the_balance_names_the_worker_that_others_wait_for(job: tuple[TableWorke
 
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_said, said = Pace._has_said, list[int]()
+    has_said, said = BarrierScheduler._has_said, list[int]()
 
-    def note(self: Pace, worker: int, answer: Future) -> None:
+    def note(self: BarrierScheduler, worker: int, answer: Future) -> None:
         has_said(self, worker, answer)
         said.append(worker)
 
-    monkeypatch.setattr(Pace, "_has_said", note)
+    monkeypatch.setattr(BarrierScheduler, "_has_said", note)
     monkeypatch.setattr("prpc_engine.kv.consistency.barrier_scheduler.GRACE_S", 600.0)
     sync = {"name": "sync", "workers": 2, "reduce": "sum"}
     with ExitStack() as stack:

@@ -287,7 +287,7 @@ def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_
         wait_until(lambda: not service.master_client.connected, "the loss")
         server.close()
         assert "server 1 of 'kv' goes, and the master at" in caplog.text
-        monkeypatch.setattr("prpc_engine.kv.schema.tree.ASK_TIMEOUT_S", PATIENCE_S)  # only here, where the keeper has ended
+        monkeypatch.setattr("prpc_engine.kv.schema.tree.ASK_TIMEOUT_S", PATIENCE_S)  # only here, where the reconciler has ended
         with master.again():
             node = PlacementNode(service.master_client, "kv", SERVERS_PATH)
             wait_until(lambda: service.master_client.connected and not node.servers(), "the word")

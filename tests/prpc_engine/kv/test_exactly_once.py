@@ -17,7 +17,7 @@ from prpc_engine import Master, RpcService
 from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NoServer, RpcError, Stopping
 from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.client.local import LocalService
-from prpc_engine.kv.client.partition_client import Address, Lane
+from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient
 from prpc_engine.kv.consistency.ledger import WINDOW
 from shard import Future, Limits
 from tests.faults.zygote import Life
@@ -164,9 +164,9 @@ class Silent:
         return self.calls[-1][0]
 
 
-def make_lane() -> tuple[Silent, Lane]:
+def make_lane() -> tuple[Silent, PartitionClient]:
     client = Silent()
-    return client, Lane(client, "kv", 0, Address(0), 7, lambda lane: None)
+    return client, PartitionClient(client, "kv", 0, PartitionAddress(0), 7, lambda lane: None)
 
 
 def test_pushes_without_an_answer_are_bounded() -> None:
@@ -284,10 +284,10 @@ def test_a_push_that_was_lost_and_is_refused_then_is_not_said_to_be_refused(refu
 
 
 def test_a_first_request_waits_for_a_server_that_the_client_has_not_heard_of_yet(master: Master) -> None:
-    lost: list[Lane] = []
+    lost: list[PartitionClient] = []
     with RpcService(master.address) as service:
         client = Silent()
-        lane = Lane(client, "kv", 0, Address(3), 7, lost.append, "apply", True, service.driver)
+        lane = PartitionClient(client, "kv", 0, PartitionAddress(3), 7, lost.append, "apply", True, service.driver)
         submit_to = client.submit_to
 
         def refuse(*args: object, timeout_s: float) -> Future:

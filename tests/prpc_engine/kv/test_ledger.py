@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger, Node
+from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger, LedgerNode
 
 ONE, OTHER = 2**63 + 5, 7
 
@@ -82,7 +82,7 @@ def test_ledgers_that_come_together_know_what_either_knew(first_is_further: bool
 
 
 def test_each_clients_node_is_asked_for_once_and_is_nobody_in_a_copy() -> None:
-    nodes = iter([Node(11, "eleven"), Node(12, "twelve")])
+    nodes = iter([LedgerNode(11, "eleven"), LedgerNode(12, "twelve")])
     ledger = Ledger(pusher=lambda: next(nodes))
     for client, sequence in ((1, 1), (2, 1), (1, 2), (1, 3)):
         ledger.note(client, sequence)

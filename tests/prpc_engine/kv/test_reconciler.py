@@ -1,4 +1,4 @@
-"""One server's keeper and filler beside a placement that others change, and a master that is away at the worst moment."""
+"""One server's reconciler and filler beside a placement that others change, and a master that is away at the worst moment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 from prpc_engine.errors import DeadlineExceeded, MaybeExecuted, RpcError
 from prpc_engine.kv import Constant, ElasticServer, Sgd
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
-from prpc_engine.kv.replication.partition_router import TableHost
-from prpc_engine.kv.replication.reconciler import Keeper
-from prpc_engine.kv.replication.replica import Hosted, Moved
-from prpc_engine.kv.replication.replication_log import Stream
-from prpc_engine.kv.replication.state_transfer import Outgoing
+from prpc_engine.kv.replication.partition_router import PartitionRouter
+from prpc_engine.kv.replication.reconciler import Reconciler
+from prpc_engine.kv.replication.replica import Moved, Replica
+from prpc_engine.kv.replication.replication_log import ReplicationLog
+from prpc_engine.kv.replication.state_transfer import OutgoingCopy
 from prpc_engine.kv.schema.placement import Placed, Placement, plan
 from prpc_engine.kv.schema.table_spec import SparseSpec
 from prpc_engine.kv.server.server import TableShard
@@ -76,17 +76,17 @@ def run_now(function: Callable[[Future], object]) -> Future:
 
 
 @contextmanager
-def kept(node: Node, make_shard: Callable[[], TableShard] = TableShard) -> Iterator[Keeper]:
-    """A running keeper of server ME."""
-    host = TableHost(make_shard, lambda: keeper.look())
-    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+def kept(node: Node, make_shard: Callable[[], TableShard] = TableShard) -> Iterator[Reconciler]:
+    """A running reconciler of server ME."""
+    host = PartitionRouter(make_shard, lambda: reconciler.look())
+    reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
     host.server_id, host.send = ME, lambda *_: Future()
-    keeper.start()
+    reconciler.start()
     try:
-        yield keeper
+        yield reconciler
     finally:
-        keeper.stop()
-        keeper.join()
+        reconciler.stop()
+        reconciler.join()
 
 
 def test_a_master_that_did_not_hear_that_a_partition_is_loaded_is_told_again() -> None:
@@ -117,8 +117,8 @@ def test_a_partition_is_said_to_be_loaded_also_when_it_got_an_heir_meanwhile() -
 
 def test_a_server_that_is_leaving_says_so_again_where_that_was_forgotten_while_it_seemed_dead() -> None:
     node = Node(Placement((Placed(OTHER),)), [ME, OTHER])
-    with kept(node) as keeper:
-        keeper.drain()
+    with kept(node) as reconciler:
+        reconciler.drain()
         assert node.placement.draining == (ME,)
         node.placement, node.version = Placement((Placed(OTHER),)), node.version + 1
         wait_until(lambda: node.placement.draining == (ME,), "the word")
@@ -128,17 +128,17 @@ def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(capl
     host, _ = primary_of(Placed(ME))
     old, new = Placement((Placed(ME),)), Placement((Placed(OTHER, epoch=2),))
     node = Node(old, [ME, OTHER])
-    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
 
     def while_the_filler_goes_on() -> list[int]:
         node.placement, node.version = new, 2
-        keeper._tell_host(new, 2, 0.0)
+        reconciler._tell_host(new, 2, 0.0)
         return [ME, OTHER]
 
     node.servers = while_the_filler_goes_on  # type: ignore[method-assign]
-    keeper._look()
+    reconciler._look()
     assert not host.hosted
-    assert keeper.placement is new
+    assert reconciler.placement is new
     assert "it is lost" not in caplog.text
 
 
@@ -146,27 +146,27 @@ def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_e
     folder = tmp_path / "checkpoints"
     folder.write_text("what is no folder now")
     placed = Placed(ME, loading=True)
-    node, host = Node(Placement((placed,)), [ME]), TableHost(TableShard, lambda: None)
-    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, str(folder))  # type: ignore[arg-type]
+    node, host = Node(Placement((placed,)), [ME]), PartitionRouter(TableShard, lambda: None)
+    reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, str(folder))  # type: ignore[arg-type]
     host.server_id, host.send = ME, lambda *_: Future()
-    keeper._tell_host(node.placement, 1, 0.0)
+    reconciler._tell_host(node.placement, 1, 0.0)
     with pytest.raises(CheckpointError, match="cannot be read: Not a directory"):
-        keeper._load(0, placed)
+        reconciler._load(0, placed)
     assert not host.hosted
     folder.unlink()
-    assert keeper._load(0, placed) == -1
+    assert reconciler._load(0, placed) == -1
     assert list(host.hosted) == [0]
 
 
 class Copied:
-    """A primary from which ME is filled. The keeper is told to stop as the first piece is read."""
+    """A primary from which ME is filled. The reconciler is told to stop as the first piece is read."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         shard = TableShard()
         shard.create_table(TABLE.to_dict())
         shard.push("t", np.arange(2), np.ones((2, 1), np.float32))
-        self.outgoing = Outgoing(shard)
+        self.outgoing = OutgoingCopy(shard)
         self.stop: Callable[[], None]
 
     def call_to(self, server_id: int, method: str, /, *_: Any, timeout_s: float = 30.0) -> Any:
@@ -179,13 +179,13 @@ class Copied:
 
 def test_a_server_that_is_closed_as_it_is_filled_does_not_say_that_it_has_everything() -> None:
     copied = Copied()
-    host = TableHost(TableShard, lambda: None)
+    host = PartitionRouter(TableShard, lambda: None)
     node = Node(Placement((Placed(OTHER, joining=(ME,)),), 1), [ME, OTHER])
-    keeper = Keeper(node, host, copied, run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
-    host.server_id, host.send, copied.stop = ME, lambda *_: Future(), keeper.stop
-    keeper.start()
-    wait_until(lambda: keeper._closed, "the first piece")
-    keeper.join()
+    reconciler = Reconciler(node, host, copied, run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    host.server_id, host.send, copied.stop = ME, lambda *_: Future(), reconciler.stop
+    reconciler.start()
+    wait_until(lambda: reconciler._closed, "the first piece")
+    reconciler.join()
     assert copied.asked == ["copy_begin", "copy_read"]
     assert not host.hosted
 
@@ -194,7 +194,7 @@ class Late:
     """The way to a primary's host: what was asked first of a copy comes there when the next one has begun, as of a connection
     that was lost meanwhile."""
 
-    def __init__(self, host: TableHost, method: str) -> None:
+    def __init__(self, host: PartitionRouter, method: str) -> None:
         self.host, self.method = host, method
         self.asked: tuple[Any, ...] | None = None
 
@@ -214,28 +214,28 @@ def test_what_was_asked_of_a_copy_that_was_begun_anew_takes_nothing_from_that_on
     placed = Placed(ME, joining=(OTHER,))
     host, hosted = primary_of(placed)
     push(host, 1, "apply_replicated")
-    filled = TableHost(TableShard, lambda: None)
+    filled = PartitionRouter(TableShard, lambda: None)
     filled.server_id, filled.send = OTHER, lambda *_: Future()
     filled.learn(Placement((placed,)), 1, 1.0)
     node = Node(Placement((placed,)), [ME, OTHER])
-    keeper = Keeper(node, filled, Late(host, method), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    reconciler = Reconciler(node, filled, Late(host, method), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
     with pytest.raises(MaybeExecuted):
-        keeper._copy(0, placed)
+        reconciler._copy(0, placed)
     push(host, 2, "apply_replicated")
-    keeper._copy(0, placed)
+    reconciler._copy(0, placed)
     assert filled.hosted[0].shard.pull("t", np.arange(2)).tolist() == [[-2], [-2]]
     assert hosted.streams[OTHER].has_caught_up
 
 
 def test_a_copy_is_there_until_another_has_taken_its_place() -> None:
     host, hosted = primary_of(Placed(ME))
-    there: list[Hosted | None] = []
+    there: list[Replica | None] = []
     hosted.leave = lambda: there.append(host.hosted.get(0))  # type: ignore[method-assign]
     host.put(0, 1, TableShard(), 0, -1)
     assert there == [hosted]
 
 
-def push(host: TableHost, number: int, method: str = "apply") -> Future:
+def push(host: PartitionRouter, number: int, method: str = "apply") -> Future:
     answer = getattr(host, method)(0, 1, 7, number, "push", "t", np.arange(2), np.ones((2, 1), np.float32))
     assert isinstance(answer, Future)
     return answer
@@ -247,8 +247,8 @@ def done() -> Future:
     return answer
 
 
-def primary_of(placed: Placed) -> tuple[TableHost, Hosted]:
-    host = TableHost(TableShard, lambda: None, clock=lambda: 0.0)
+def primary_of(placed: Placed) -> tuple[PartitionRouter, Replica]:
+    host = PartitionRouter(TableShard, lambda: None, clock=lambda: 0.0)
     host.server_id, host.send = ME, lambda *_: Future()
     host.learn(Placement((placed,)), 1, 1.0)
     host.put(0, placed.epoch, TableShard(), 0, -1)
@@ -321,14 +321,14 @@ def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_
 def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed: Placed) -> None:
     host, hosted = primary_of(placed)
     node = Node(Placement((placed,), replicas=1), [ME, OTHER])
-    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
     hosted.replace_all("load", 7)
     assert hosted.is_settled("load") is False
-    keeper._look()
+    reconciler._look()
     assert node.placement.partitions[0] == Placed(ME, epoch=2, joining=(OTHER,), restored="load", step=7)
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     for _ in range(2):  # what is copied after that counts
-        keeper._look()
+        reconciler._look()
     assert node.placement.partitions[0] == Placed(ME, epoch=2, replicas=(OTHER,), restored="load", step=7)
     assert hosted.is_settled("load") is True
     assert hosted.is_settled("another") is None
@@ -352,15 +352,15 @@ def test_a_restore_that_was_lost_with_its_server_is_not_taken_for_done() -> None
 def test_a_partition_whose_heir_was_taken_back_at_the_last_moment_was_not_handed_over() -> None:
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,), heir=OTHER))
     node = Node(Placement((Placed(ME, replicas=(OTHER,)),)), [ME, OTHER])
-    keeper = Keeper(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
-    keeper._hand_over(0, hosted.placed, hosted)
-    assert keeper.hand_overs == 0
+    reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    reconciler._hand_over(0, hosted.placed, hosted)
+    assert reconciler.hand_overs == 0
     assert not hosted.is_handing_over
 
 
 def test_a_stream_that_was_interrupted_with_nothing_to_send_is_as_good_as_new() -> None:
     calls: dict[int, Future] = {}
-    stream = Stream(0, lambda number, _: calls.setdefault(number, Future()), lambda _: None, None)
+    stream = ReplicationLog(0, lambda number, _: calls.setdefault(number, Future()), lambda _: None, None)
     for number in (1, 2):
         stream.forward(number, ("apply",))
     calls[2].set_result(None)
@@ -374,7 +374,7 @@ def test_a_stream_that_was_interrupted_with_nothing_to_send_is_as_good_as_new() 
     assert stream.acked == 3
 
 
-class Raced(Hosted):
+class Raced(Replica):
     """While somebody looks at it, it applies a push that its replica answers, and another server is made its primary."""
 
     streams: Any
@@ -394,7 +394,7 @@ def test_statistics_of_a_partition_that_goes_on_meanwhile_are_those_of_one_momen
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
     hosted.__class__ = Raced
     hosted.is_raced = True  # type: ignore[attr-defined]
-    server: Any = SimpleNamespace(_host=host, _keeper=SimpleNamespace(hand_overs=0))
+    server: Any = SimpleNamespace(_host=host, _reconciler=SimpleNamespace(hand_overs=0))
     found = ElasticServer.statistics(server)
     assert (found.primaries, found.copies, found.lag) == ((0,), (), 0)
 
@@ -410,7 +410,7 @@ def test_a_server_closes_though_its_reactor_is_too_busy_to_let_go_of_what_it_has
         return answer
 
     node = Node(Placement((Placed(ME),)), [ME])
-    Keeper(node, host, Nobody(), be_busy, 0.2, lambda _: None, None).stop()  # type: ignore[arg-type]
+    Reconciler(node, host, Nobody(), be_busy, 0.2, lambda _: None, None).stop()  # type: ignore[arg-type]
     assert host.hosted
     later[0](Future())
     assert not host.hosted

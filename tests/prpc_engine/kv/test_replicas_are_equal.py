@@ -19,8 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prpc_engine.kv.replication.replica import Hosted
-from prpc_engine.kv.replication.state_transfer import Incoming
+from prpc_engine.kv.replication.replica import Replica
+from prpc_engine.kv.replication.state_transfer import IncomingCopy
 from prpc_engine.kv.schema.placement import NOBODY, Placed, demoted, handed_over, joined
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.kv.server.server import TableShard
@@ -88,11 +88,11 @@ class Replication(RuleBasedStateMachine):
         self.patched.setattr(decisions, "USES_MAX", 5)
         self.now = 1000.0
         self.queues: dict[int, deque[tuple[int, int, tuple[Any, ...], Future]]] = {server: deque() for server in SERVERS}
-        self.copies: dict[int, tuple[Incoming, dict[str, Any]]] = {}
+        self.copies: dict[int, tuple[IncomingCopy, dict[str, Any]]] = {}
         self.noted: dict[int, dict[str, Noted]] = {}
         self.copied_at: dict[int, int] = {}
         self.sequence = 0
-        self.hosted: dict[int, Hosted] = {}
+        self.hosted: dict[int, Replica] = {}
         self.placed = Placed(SERVERS[0])
         self.noted[0] = {}
         self.host(SERVERS[0], self.shard(), 0)
@@ -132,7 +132,7 @@ class Replication(RuleBasedStateMachine):
             self.queues[to].append((epoch, number, copy.deepcopy(message), answer))
             return answer
 
-        hosted = self.hosted[server] = Hosted(0, server, self.placed, shard, applied, send, lambda: None)
+        hosted = self.hosted[server] = Replica(0, server, self.placed, shard, applied, send, lambda: None)
         forward = hosted._forward
 
         def noting(method: str, *message: Any) -> None:
@@ -144,11 +144,11 @@ class Replication(RuleBasedStateMachine):
         hosted._forward = noting  # type: ignore[method-assign]
 
     @staticmethod
-    def note(hosted: Hosted, *tables: str) -> dict[str, Noted]:
+    def note(hosted: Replica, *tables: str) -> dict[str, Noted]:
         return {table: Noted(hosted.applied, state_of(hosted.shard.tables[table][1])) for table in tables}
 
     @property
-    def primary(self) -> Hosted:
+    def primary(self) -> Replica:
         return self.hosted[self.placed.primary]
 
     def learn(self, placed: Placed) -> None:
@@ -229,7 +229,7 @@ class Replication(RuleBasedStateMachine):
         if not self.primary.streams:
             self.noted[self.primary.applied] = self.note(self.primary, *self.primary.shard.tables)
         description = copy.deepcopy(self.primary.begin_copy(server))
-        self.copies[server] = Incoming(self.shard(), description), description
+        self.copies[server] = IncomingCopy(self.shard(), description), description
 
     @precondition(lambda self: self.copies)
     @rule(data=st.data(), pieces=st.integers(1, PIECES_MAX))
@@ -245,7 +245,7 @@ class Replication(RuleBasedStateMachine):
                 return
             incoming.put(*copy.deepcopy(piece))
 
-    def placed_copy(self, server: int, incoming: Incoming, description: dict[str, Any]) -> None:
+    def placed_copy(self, server: int, incoming: IncomingCopy, description: dict[str, Any]) -> None:
         self.host(server, incoming.finish(), description["applied"])
         self.copied_at[server] = self.primary.applied
         self.primary.end_copy(server, description["copy"])

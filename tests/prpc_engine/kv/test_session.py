@@ -18,8 +18,8 @@ import pytest
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import Cache, ElasticServer, EpochChanged, TableServer, TableShard, TableWorker
 from prpc_engine.kv.client.local import LocalService
-from prpc_engine.kv.client.locator import Whereabouts
-from prpc_engine.kv.client.partition_client import Address, Lane
+from prpc_engine.kv.client.locator import Locator
+from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient
 from prpc_engine.kv.client.session import Session
 from prpc_engine.kv.consistency.cache import RowCache
 from prpc_engine.kv.schema.placement import Placed, Placement
@@ -145,8 +145,8 @@ def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_la
             return answer
 
     session = Session("kv")
-    where = Whereabouts(Node(), Client(), "kv", 7, session, 1.0)  # type: ignore[arg-type]
-    lane = Lane(Client(), "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
+    where = Locator(Node(), Client(), "kv", 7, session, 1.0)  # type: ignore[arg-type]
+    lane = PartitionClient(Client(), "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
     threads = [threading.Thread(target=where.locate, args=([lane],)) for _ in range(2)]
     threads[0].start()
     assert reading.wait(PATIENCE_S)
@@ -155,7 +155,7 @@ def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_la
     go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert lane.address == Address(3, (0, 3))
+    assert lane.address == PartitionAddress(3, (0, 3))
     assert len(session.news) == 1
 
 
@@ -176,8 +176,8 @@ class LosesAPartition:
         answer.set_result(self.kept)
         return answer
 
-    def lane(self, where: Whereabouts) -> Lane:
-        return Lane(self, "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
+    def lane(self, where: Locator) -> PartitionClient:
+        return PartitionClient(self, "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
 
 
 def test_a_push_that_begins_as_a_loss_is_found_out_is_not_taken_for_an_acknowledged_one() -> None:
@@ -198,7 +198,7 @@ def test_a_push_that_begins_as_a_loss_is_found_out_is_not_taken_for_an_acknowled
             self.lock.release()
 
     session, world = Session("kv"), LosesAPartition()
-    where = Whereabouts(world, world, "kv", 7, session, 1.0)  # type: ignore[arg-type]
+    where = Locator(world, world, "kv", 7, session, 1.0)  # type: ignore[arg-type]
     lane = world.lane(where)
     for _ in range(3):
         lane.push("push", 1.0, "t", ONES)
@@ -230,7 +230,7 @@ def test_who_is_told_that_state_went_back_reads_no_row_of_before() -> None:
             missing.extend(cache.look_up(KEYS, session.losses).missing)
 
     session.news = News()
-    where = Whereabouts(world, world, "kv", 7, session, 1.0)  # type: ignore[arg-type]
+    where = Locator(world, world, "kv", 7, session, 1.0)  # type: ignore[arg-type]
     where.locate([world.lane(where)])
     assert len(missing) == len(KEYS)
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from prpc_engine import Master, RpcService  # noqa: E402 - the line above skips all of this where torch is not
 from prpc_engine.demo.baseline import train_baseline  # noqa: E402
 from prpc_engine.demo.data import load_flights  # noqa: E402
-from prpc_engine.demo.settings import Settings  # noqa: E402
+from prpc_engine.demo.settings import DemoSettings  # noqa: E402
 from prpc_engine.demo.torch import evaluate, train  # noqa: E402
 from prpc_engine.errors import BadArguments, ConfigError  # noqa: E402
 from prpc_engine.kv import TableServer, TableWorker  # noqa: E402
@@ -148,7 +148,7 @@ def test_what_an_embedding_cannot_use_is_refused_by_name() -> None:
 
 
 def test_the_demos_model_in_torch_learns_what_the_baseline_does(kv: TableWorker) -> None:
-    flights, settings = load_flights(), Settings(epochs=2)
+    flights, settings = load_flights(), DemoSettings(epochs=2)
     assert evaluate(train(kv, flights, settings), flights) == pytest.approx(
         train_baseline(flights, settings).auc, abs=AUC_TOLERANCE
     )

@@ -15,7 +15,7 @@ from prpc_engine.errors import ConfigError
 from prpc_engine.kv import ElasticServer, TableServer, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, methods, verify
 from prpc_engine.kv.client import checkpoint_rounds
-from prpc_engine.kv.replication.replica import Hosted
+from prpc_engine.kv.replication.replica import Replica
 from tests.prpc_engine.kv.checkpoint.jobs import local_job
 from tests.prpc_engine.kv.elastic_processes import elastic_world
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -41,7 +41,7 @@ def now(service: RpcService, function: Any) -> Any:
     return service.in_reactor(lambda done: done.set_result(function())).result(PATIENCE_S)
 
 
-def copied(hosted: Hosted) -> None:
+def copied(hosted: Replica) -> None:
     hosted.begin_copy(STRANGER)
 
 

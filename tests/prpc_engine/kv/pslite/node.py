@@ -264,8 +264,8 @@ def early() -> None:
     ps.start(0)
     postoffice = ps.get_postoffice()
     if ps.is_server():
-        mailroom = postoffice.mailroom(postoffice.node_of(0))
-        wait_until(lambda: mailroom.early_messages >= 5, "five early messages")
+        customer_router = postoffice.customer_router(postoffice.node_of(0))
+        wait_until(lambda: customer_router.early_messages >= 5, "five early messages")
         server = ps.KVServer(0)
         seen: list[float] = []
 

@@ -12,9 +12,9 @@ import pytest
 from prpc_engine import kv, pslite
 from prpc_engine.errors import Backpressure, BadArguments, Closed, ConfigError
 from prpc_engine.pslite import KVPairs, KVServerDefaultHandle, ids, wire
-from prpc_engine.pslite.barriers import Meetings
-from prpc_engine.pslite.customer_router import KV, Mailroom
-from prpc_engine.pslite.environment import Settings
+from prpc_engine.pslite.barriers import Barriers
+from prpc_engine.pslite.customer_router import KV, CustomerRouter
+from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.handler_threads import HandlerThreads
 from prpc_engine.pslite.outbox import ALONE_MAX, TOGETHER_MAX, Outbox
 from prpc_engine.pslite.pairs import check_keys, check_layout, check_vals
@@ -236,7 +236,7 @@ def test_a_handler_that_exits_ends_its_own_message_and_no_other() -> None:
     assert arrivals.answer(LANE, 0, 0, lambda: "first").result() == "first"
     assert isinstance(early[0].error(), SystemExit)
     assert early[1].result() == "next"
-    room = Mailroom("node", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
+    room = CustomerRouter("node", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
     early = [room.take(KV, 0, (work,)) for work in (leave, lambda: "next")]
     room.add_handler(KV, 0, lambda work: work())
     assert isinstance(early[0].error(), SystemExit)
@@ -254,7 +254,7 @@ def test_a_thread_of_handlers_that_is_closed_refuses_what_nobody_would_run() -> 
 
 
 def test_a_barrier_opens_with_the_last_one_and_names_those_that_are_missing() -> None:
-    meetings, group, expected = Meetings(), 6, (8, 9, 11)
+    meetings, group, expected = Barriers(), 6, (8, 9, 11)
     first, second = Future(), Future()
     assert not meetings.arrive(group, expected, [8, 9], first)  # a joint process brings both
     meetings.give_up(group, expected, first)
@@ -272,7 +272,7 @@ def test_a_barrier_opens_with_the_last_one_and_names_those_that_are_missing() ->
 
 
 def test_who_did_not_hear_that_a_barrier_was_open_is_let_through_and_not_counted_for_the_next() -> None:
-    meetings, group, expected = Meetings(), 4, (9, 11, 13)
+    meetings, group, expected = Barriers(), 4, (9, 11, 13)
     behind, newcomer, ahead = Future(), Future(), Future()
     assert not meetings.arrive(group, expected, [11], behind, 6)
     assert not meetings.arrive(group, expected, [9], newcomer)  # it took a place, and counts for any
@@ -415,11 +415,11 @@ def test_scalars_read_as_zero_before_their_first_push_and_answers_are_copies() -
 
 
 def test_the_environment_says_who_this_process_is() -> None:
-    settings = Settings.from_environment({**JOB, "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "250", "DMLC_RANK": "2"})
+    settings = JobSettings.from_environment({**JOB, "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "250", "DMLC_RANK": "2"})
     assert (settings.role, settings.servers, settings.workers, settings.rank) == ("worker", 2, 3, 2)
     assert (str(settings.root), settings.host, settings.transports) == ("127.0.0.1:8000", "127.0.0.1", ("shm", "unix", "tcp"))
     assert settings.resend_s == 0.25
-    other = Settings.from_environment({**JOB, "DMLC_LOCAL": "1"}, role="server", rank=1)
+    other = JobSettings.from_environment({**JOB, "DMLC_LOCAL": "1"}, role="server", rank=1)
     assert (other.role, other.rank, other.transports, other.resend_s) == ("server", 1, ("shm", "unix"), 0)
 
 
@@ -455,26 +455,26 @@ def test_the_environment_says_who_this_process_is() -> None:
 )
 def test_a_bad_variable_is_named_with_what_is_allowed(change: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Settings.from_environment({**JOB, **change})
+        JobSettings.from_environment({**JOB, **change})
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("uri", ["::1", "[::1]"])
 def test_a_variable_that_is_empty_is_as_one_not_set_and_ipv6_needs_no_brackets(uri: str) -> None:
-    settings = Settings.from_environment({**JOB, "DMLC_PORT": "", "PORT": "81", "DMLC_NUM_PORTS": "", "DMLC_PS_ROOT_URI": uri})
+    settings = JobSettings.from_environment({**JOB, "DMLC_PORT": "", "PORT": "81", "DMLC_NUM_PORTS": "", "DMLC_PS_ROOT_URI": uri})
     assert (settings.port, settings.root.host) == (81, "::1")
 
 
 def test_ordered_hosts_give_each_node_the_rank_of_its_host_unless_it_wants_another() -> None:
     job = {**JOB, "BYTEPS_ORDERED_HOSTS": "10.0.0.7, 127.0.0.1:82,127.0.0.1:81", "PORT": "81"}
-    assert Settings.from_environment(job).rank == 2
-    assert Settings.from_environment({**job, "DMLC_NODE_HOST": "10.0.0.7"}).rank == 0
-    assert Settings.from_environment({**job, "DMLC_RANK": "1"}).rank == 1
-    assert Settings.from_environment(job, role="scheduler").rank == -1
+    assert JobSettings.from_environment(job).rank == 2
+    assert JobSettings.from_environment({**job, "DMLC_NODE_HOST": "10.0.0.7"}).rank == 0
+    assert JobSettings.from_environment({**job, "DMLC_RANK": "1"}).rank == 1
+    assert JobSettings.from_environment(job, role="scheduler").rank == -1
 
 
 def test_an_early_message_that_its_sender_gives_up_is_kept_no_longer() -> None:
-    room = Mailroom("node", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
+    room = CustomerRouter("node", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
     given_up, kept = room.take(KV, 0, (1,)), room.take(KV, 0, (2,))
     given_up.cancel()
     assert room.early_messages == 1 and len(room.early[KV, 0]) == 1

@@ -16,9 +16,9 @@ from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, Rejected, 
 from prpc_engine.master.client import MasterClient
 from prpc_engine.pslite import KVPairs, KVServer, KVServerDefaultHandle, KVWorker, ids, postoffice, simple_app, wire
 from prpc_engine.pslite.customer import Customer
-from prpc_engine.pslite.customer_router import KV, Mailroom
-from prpc_engine.pslite.endpoint import Endpoint
-from prpc_engine.pslite.environment import Settings
+from prpc_engine.pslite.customer_router import KV, CustomerRouter
+from prpc_engine.pslite.endpoint import NodeEndpoint
+from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.postoffice import Place, Postoffice
 from prpc_engine.pslite.slicer import by_ranges
 from prpc_engine.settings.local_job import reserved_ports
@@ -36,7 +36,7 @@ def join() -> Iterator[Join]:
     with reserved_ports(1) as (port,):
 
         def join_as(role: str) -> Postoffice:
-            settings = Settings.from_environment({**JOB, "DMLC_PS_ROOT_PORT": str(port)}, role)
+            settings = JobSettings.from_environment({**JOB, "DMLC_PS_ROOT_PORT": str(port)}, role)
             joined.append(Postoffice(settings, PATIENCE_S))
             return joined[-1]
 
@@ -152,7 +152,7 @@ def test_a_barrier_whose_holder_leaves_is_held_by_its_successor(
 
 
 def test_a_barrier_outlives_the_place_of_its_holder(scheduler: Postoffice, join: Join) -> None:
-    class Places(dict[int, Endpoint]):
+    class Places(dict[int, NodeEndpoint]):
         """Another customer that could not start gives its place back once somebody has looked whether it is here."""
 
         def __contains__(self, node: object) -> bool:
@@ -172,7 +172,7 @@ def test_a_barrier_ends_though_its_own_reactor_is_busy(scheduler: Postoffice, mo
     scheduler.add_customer(0)
     monkeypatch.setattr(postoffice, "BARRIER_ANSWER_S", 0.0)
     never = Future()
-    monkeypatch.setattr(Endpoint, "barrier", lambda *_: never)
+    monkeypatch.setattr(NodeEndpoint, "barrier", lambda *_: never)
     with pytest.raises(DeadlineExceeded, match="missing: scheduler"):
         scheduler.barrier(0, ids.ALL, 0.0)
 
@@ -206,19 +206,19 @@ def test_who_takes_the_place_of_one_that_died_has_taken_it_whoever_starts_beside
 
 
 def test_what_waits_for_an_application_that_is_closed_meanwhile_waits_for_the_next_one() -> None:
-    mailroom = Mailroom("server 0", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
-    first, second = (mailroom.take(KV, 0, (number,)) for number in range(2))
+    customer_router = CustomerRouter("server 0", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
+    first, second = (customer_router.take(KV, 0, (number,)) for number in range(2))
 
     def close_then_answer(number: int) -> str:
-        mailroom.remove_handler(KV, 0, close_then_answer)
+        customer_router.remove_handler(KV, 0, close_then_answer)
         return f"the first one, {number}"
 
-    mailroom.add_handler(KV, 0, close_then_answer)
+    customer_router.add_handler(KV, 0, close_then_answer)
     assert first.result() == "the first one, 0"
     assert not second.done()
-    mailroom.add_handler(KV, 0, lambda number: f"the next one, {number}")
+    customer_router.add_handler(KV, 0, lambda number: f"the next one, {number}")
     assert second.result() == "the next one, 1"
-    assert not mailroom.early_messages
+    assert not customer_router.early_messages
 
 
 def test_whether_a_request_is_done_is_told_while_another_thread_hears_of_its_call(scheduler: Postoffice) -> None:
@@ -298,7 +298,7 @@ def test_a_request_that_comes_as_its_server_is_closed_waits_for_the_next_one(
     customer = Customer(scheduler, 0)
     arguments, nbytes = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(np.array([1], np.uint64), np.ones(1, np.float32)))
     timestamp = customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None)
-    wait_until(lambda: joined.mailroom(8).early_messages or customer.is_done(timestamp), "the request")
+    wait_until(lambda: joined.customer_router(8).early_messages or customer.is_done(timestamp), "the request")
     KVServer(0).set_request_handle(KVServerDefaultHandle())
     customer.wait(timestamp)
     closed.close()  # again: the next one keeps its handle
