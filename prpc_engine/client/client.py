@@ -1,8 +1,8 @@
 """A client: one service by name, the servers that answer to it, and what it does when one does not.
 
     fast path    the server is connected and takes the request: the Balancer picks, its Peer sends, in the calling thread
-    slow path    everything else: a pending call is handed to the Dispatcher (dispatcher.py), which connects, asks the master, waits and
-                 sends; the calling thread has its future at once
+    slow path    everything else: a pending call is handed to the Dispatcher (dispatcher.py), which connects, asks the master,
+                 waits and sends; the calling thread has its future at once
     failure      the Dispatcher hears of it, and RetryState decides (retry.py): again, elsewhere or later, or the error
 
 Whatever happens to a call, it keeps its future and its deadline.

@@ -11,8 +11,8 @@ from prpc_engine.rpc.peer import Peer
 
 
 class Route:
-    """See the file's head. `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls keep their
-    order. `waiting` is changed under the dispatcher's guard."""
+    """See the file's head. `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls keep
+    their order. `waiting` is changed under the dispatcher's guard."""
 
     __slots__ = ("addresses", "figures", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
 

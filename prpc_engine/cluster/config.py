@@ -1,4 +1,4 @@
-"""What a Server is told beside its place in the cluster. The NETWORK_* variables say the rest (prpc_engine/settings/network.py)."""
+"""What a Server is told beside its place in the cluster. The NETWORK_* variables say the rest (settings/network.py)."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@
 
     prpc launch -s 2 -w 4 -- python train.py
 
-The walk of a verb: kv_worker -> slicer -> wire -> customer (timestamps) -> lane, outbox (priority; alone or with others) -> the
-engine -> endpoint -> customer_router -> kv_server -> its handle. Node ids and groups are in ids.py, variables in environment.py. The
-same names are in prpc_engine.kv.
+The walk of a verb: kv_worker -> slicer -> wire -> customer (timestamps) -> batcher, outbox (priority; alone or with others) ->
+the engine -> endpoint -> customer_router -> kv_server -> its handle. Node ids and groups are in ids.py, variables in
+environment.py. The same names are in prpc_engine.kv and prpc_engine.kv.pslite.
 """
 
 from prpc_engine.pslite.default_handle import KVServerDefaultHandle

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from prpc_engine.errors import ConfigError
 from shard import BULK, LATENCY, class_of, in_class
 
-# Modules that a request goes through on its way to a handler: what is not of these, below a turn, may stall it (shard/loop/stall.py).
+# Modules that a request goes through on its way to a handler: what is not of these, below a turn, may stall it
+# (shard/loop/stall.py).
 _ON_THE_WAY = (
     "archive",
     "call",

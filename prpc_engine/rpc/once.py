@@ -1,7 +1,7 @@
 """Calls that must not run twice: what a server remembers of those it took on. No I/O and no clock here: `now` is handed in.
 
-A call is known by the name of the node that makes it, which that node has proved (shard/transport/callers.py), and by its number there,
-which no other call of that node ever has. The floor of a caller is the largest number of a call of it that was forgotten.
+A call is known by the name of the node that makes it, which that node has proved (shard/transport/callers.py), and by its number
+there, which no other call of that node ever has. The floor of a caller is the largest number of a call of it that was forgotten.
 
     state      event                                             next
     unknown    asked, and refusal() says nothing                 running, by begin(): it never ran here

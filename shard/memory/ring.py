@@ -3,7 +3,7 @@
     offset  size  field     written by  meaning
          0     8  magic     creator     MAGIC, stored last; whoever attaches refuses anything else
          8     8  capacity  creator     bytes in data, a power of two
-        16     8  version   creator     VERSION of this table, and of what a connection puts beside it (transport/control_channel.py)
+        16     8  version   creator     VERSION of this table, and of what a connection puts beside it (control_channel.py)
         24     8  incarnation creator   which life of the ring's maker this ring belongs to; who attaches may ask for one
        128     8  tail      producer    bytes written since creation
        256     8  head      consumer    bytes read since creation

@@ -19,7 +19,7 @@
 
         claim    offset  size  field
                   0     8  name      what the acceptor knows this connector by; 0: it knows none, or this is a further lane
-                  8    32  proof     HMAC-SHA256(key of that name, both hellos, binding); shard/transport/callers.py says who has the key
+                  8    32  proof     HMAC-SHA256(key of that name, both hellos, binding); callers.py says who has the key
 
 The acceptor's hello says lane 0 of 1 and no token. Only who opened a connection may add a lane to it: transport/lanes.py
     compares what both have proved.

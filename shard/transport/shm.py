@@ -1,7 +1,7 @@
 """Shared memory between strangers of one host: how two processes meet before they talk over a ShmConnection.
 
-The acceptor listens at a Unix socket without a name in the file system (unix_rendezvous.py). The connector makes one segment with both
-rings and hands its descriptor over with its proof of the secret; both look at the other's uid. Nothing of it has a name
+The acceptor listens at a Unix socket without a name in the file system (unix_rendezvous.py). The connector makes one segment with
+both rings and hands its descriptor over with its proof of the secret; both look at the other's uid. Nothing of it has a name
 afterwards.
 """
 

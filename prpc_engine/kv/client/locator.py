@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prpc_engine.errors import RpcError
-from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient, TableClient, next_order
+from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient, next_order
 from prpc_engine.kv.client.session import EpochChanged, Session
 from prpc_engine.kv.schema.placement import NOBODY, Placed
+from prpc_engine.kv.schema.services import TableClient
 from prpc_engine.kv.schema.tree import PlacementNode
 from shard import Future
 

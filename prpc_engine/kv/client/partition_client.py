@@ -22,7 +22,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from prpc_engine.errors import (
     Backpressure,
@@ -39,22 +39,12 @@ from prpc_engine.errors import (
 )
 from prpc_engine.kv.consistency.epochs import Behind, is_remote, parsed
 from prpc_engine.kv.consistency.ledger import WINDOW
+from prpc_engine.kv.schema.services import TableClient
 from shard import ClosedError, Future
 
 next_order = itertools.count(1).__next__  # of requests of all lanes, as they are asked
 ANSWER_SHARE = 1 / 16  # of the newest in the moving mean of answers' times: it follows within some tens of pushes
 KEPT_BYTES_MAX = 1 << 28  # pushes without an answer, of one partition: a quarter of a second of what one server applies
-
-
-class TableClient(Protocol):
-    """What is used of the client that RpcService.create_client returns."""
-
-    @property
-    def server_ids(self) -> tuple[int, ...]:
-        """The live servers of the service, ascending."""
-
-    def submit_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Future:
-        """Call a method of that server."""
 
 
 class PartitionAddress(NamedTuple):

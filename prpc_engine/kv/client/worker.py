@@ -10,8 +10,8 @@ submit_ form that returns a KVFuture at once. Everything is checked before anyth
 asked and what is allowed. Pulled arrays may be read-only, being what came off the wire; copy one to change it.
 
 A push is applied once, whatever happens to connections meanwhile; after the deadline's error it was applied once or not at all.
-What a lost connection has left unanswered is asked again (partition_client.py): pulls too. pull_versioned gives, beside the values, the
-version of each partition asked; what versions say, and when EpochChanged is raised, stands in session.py.
+What a lost connection has left unanswered is asked again (partition_client.py): pulls too. pull_versioned gives, beside the
+values, the version of each partition asked; what versions say, and when EpochChanged is raised, stands in session.py.
 """
 
 from __future__ import annotations

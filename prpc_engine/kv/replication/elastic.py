@@ -83,10 +83,10 @@ class ElasticServer:
     checkpoint  a folder that all servers see: what is held by nobody any more comes from its newest whole checkpoint
     checkpoint_root  workers may save to folders below it only; None: wherever this process may write
 
-    The service has no shards: a shard is a reactor that nobody may block, and each server's reconciler and filler wait for the master
-    and for other servers, for seconds at times, in threads of their own (reconciler.py). Start a process for each core instead. One
-    that dies is noticed as the service's lease says, on the master's host at once; start another one in its place, and it takes
-    its share. Raises ConfigError.
+    The service has no shards: a shard is a reactor that nobody may block, and each server's reconciler and filler wait for the
+    master and for other servers, for seconds at times, in threads of their own (reconciler.py). Start a process for each core
+    instead. One that dies is noticed as the service's lease says, on the master's host at once; start another one in its place,
+    and it takes its share. Raises ConfigError.
     """
 
     def __init__(

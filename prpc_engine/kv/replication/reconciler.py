@@ -1,9 +1,9 @@
 """What keeps an elastic server's partitions where the placement wants them. Two threads of each server; the reactor waits for
 neither.
 
-    reconciler   each look: reads the placement and who lives, changes what plan() says (one of all servers wins), tells the host, and
-             sees to its own partitions' streams and heirs. It looks when the master or the host says that something has happened,
-             and LOOKS_PER_LEASE times a lease, which renews the time that the host may serve for
+    reconciler   each look: reads the placement and who lives, changes what plan() says (one of all servers wins), tells the
+             host, and sees to its own partitions' streams and heirs. It looks when the master or the host says that something has
+             happened, and LOOKS_PER_LEASE times a lease, which renews the time that the host may serve for
     filler   loads and copies partitions to this server, one after the other
 
     a partition here that         is

@@ -8,8 +8,19 @@ from typing import Any, Protocol
 
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.errors import ConfigError
-from prpc_engine.kv.client.partition_client import TableClient
 from prpc_engine.kv.schema.tree import MasterTree
+from shard import Future
+
+
+class TableClient(Protocol):
+    """What is used of the client that RpcService.create_client returns."""
+
+    @property
+    def server_ids(self) -> tuple[int, ...]:
+        """The live servers of the service, ascending."""
+
+    def submit_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Future:
+        """Call a method of that server."""
 
 
 class CallingService(Protocol):
