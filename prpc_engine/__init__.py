@@ -27,6 +27,7 @@ from prpc_engine.service.serving import RpcServer
 from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.config import TlsSettings
+from prpc_engine.settings.network import NetworkSettings
 from prpc_engine.settings.user_secret import NO_SECRET
 from shard import ONE_LINE
 
@@ -47,6 +48,7 @@ __all__ = [
     "Lazy",
     "Master",
     "MasterClient",
+    "NetworkSettings",
     "RetryPolicy",
     "RpcClient",
     "RpcRequest",
