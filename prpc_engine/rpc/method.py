@@ -17,30 +17,9 @@ from typing import Any, TypeVar
 from prpc_engine.errors import ConfigError
 from shard import BULK, LATENCY, class_of, in_class
 
-# Modules that a request goes through on its way to a handler: what is not of these, below a turn, may stall it
+# Packages that a request goes through on its way to a handler: what is not of these, below a turn, may stall it
 # (shard/loop/stall.py).
-_ON_THE_WAY = (
-    "archive",
-    "call",
-    "client",
-    "dealer",
-    "dedupe",
-    "directory",
-    "failures",
-    "halves",
-    "hedging",
-    "job",
-    "dispatcher",
-    "method",
-    "node",
-    "peer",
-    "repeats",
-    "route",
-    "server",
-    "stream",
-    "timing",
-)
-ENGINE = ("shard", *(f"prpc_engine.{name}" for name in _ON_THE_WAY))
+ENGINE = ("shard", *(f"prpc_engine.{package}" for package in ("archive", "client", "node", "rpc")))
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -72,7 +72,7 @@ def test_a_stream_whose_connection_ends_as_it_is_about_to_be_opened_is_opened_ov
     if way == "first":
         stream = client.stream("items", timeout_s=PATIENCE_S)
     else:
-        stream = client._stream_later(route, "items", (), PATIENCE_S, True)
+        stream = client._stream_later(route, "items", (), PATIENCE_S, client)
     assert list(stream) == [0, 1, 2]
     assert world.ran == 1
 
