@@ -50,10 +50,14 @@ class Table(Protocol):
 
 
 class TableCut:
-    """See the file's head. Owned by one save, which calls close(); a table has one cut at a time.
+    """A cut reads the rows of a table as they were when it was made, while pushes go on.
 
-    changed: the rows to read of a sparse table; None: all. `removed`: the keys that it names beside, None without it.
-    used: [key, stamp] of other rows, that have been used since: they are among `singles`, as is a copy of the table's own.
+    pieces() names the pieces, read() copies them, in order and each once. Used in the shard's one
+    thread. Owned by one save or one copy, which calls close(); a table has one cut at a time.
+    changed: the rows to read of a sparse table; None: all. `removed`: the keys that it names
+    beside, None without it.
+    used: [key, stamp] of other rows, that have been used since: they are among `singles`, as is a
+    copy of the table's own.
     """
 
     def __init__(self, table: Table, changed: Changed | None = None, used: Array | None = None) -> None:

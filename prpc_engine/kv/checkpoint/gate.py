@@ -19,7 +19,12 @@ Waiting = deque[tuple[Deferred, Any, Callable[..., Any], tuple[Any, ...]]]  # an
 
 
 class HeldTable(Generic[Table]):
-    """See the file's head. `waiting`: of all tables of one shard, in the order they came."""
+    """A held table stands in for a table while its shard is held: pushes wait, pulls pass through.
+
+    push(), push_pull() and assign() return a Deferred at once; release() runs and answers them in
+    the order in which they came. Owned by the shard, used in its one thread.
+    table: what it stands for. waiting: the queue that all held tables of one shard share.
+    """
 
     def __init__(self, table: Table, waiting: Waiting) -> None:
         self.table: Table = table

@@ -41,7 +41,14 @@ logger = logging.getLogger("prpc")
 
 
 class Catalog:
-    """See the file's head. Owned by one worker. known: to the master; Schemas of elastic tables; None: no master."""
+    """A catalog creates, resets and keeps the tables that one worker knows, with their epochs.
+
+    Owned by one worker. name: of the service, for texts. partitions: how many there are. ask: sends
+    a request to one partition. known: to the master: Beginnings of plain tables, Schemas of elastic
+    ones; None: there is no master.
+    create() raises ConfigError where the table is there with another spec; verbs raise what servers
+    and the master client do. What each of them asks and tells: the table at the file's head.
+    """
 
     def __init__(self, name: str, partitions: int, session: Session, ask: Ask, known: Beginnings | Schemas | None) -> None:
         self.layouts: dict[str, Dense | Sparse] = {}
@@ -165,7 +172,11 @@ class Catalog:
             self._session.begin_again(index)
 
     def reset(self, tables: Iterable[str], timeout_s: float) -> None:
-        """See TableWorker.reset()."""
+        """Begin these tables, or all that are known, anew and empty; the master is told.
+
+        Raises ConfigError where tables have no epochs, BadArguments for a table that is not known,
+        CheckpointError where a server says so, RowsLost when a server ends meanwhile.
+        """
         if self._beginnings is None:
             raise ConfigError(
                 f"reset of tables of {self._name!r}: only TableServers that have a master lose rows in that way; elastic tables "

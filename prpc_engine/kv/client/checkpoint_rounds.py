@@ -96,7 +96,12 @@ class Rounds:
         self._in_doubt: tuple[str, int] | None = None  # of the commit that was not answered: the save's id, the manifest's CRC-32
 
     def save(self, folder: Folder, step: int, keep: int | None, full_every: int) -> None:
-        """See TableWorker.save()."""
+        """Have all servers write a checkpoint of that step; it is on the disk when this returns.
+
+        keep: so many of the newest stay; None: all. full_every: one of so many is full. Raises
+        ConfigError for an argument that is not allowed, CheckpointError, and of its kind TooLate at
+        the deadline.
+        """
         arguments = _text(folder), check_step(step), check_keep(keep), check_full_every(full_every)  # before anything is written
         self._until_done(f"step {step} was not saved in {folder}", BEFORE_IT, lambda: self._save(*arguments))
 
@@ -155,8 +160,12 @@ class Rounds:
         return [_base(end) for end in ends]
 
     def restore(self, folder: Folder, layout: Layout, next_epochs: Callable[[int], Epochs] = lambda step: {}) -> int:
-        """See TableWorker.restore(). `layout` says what each server is to have of the tables saved, next_epochs which epochs they
-        begin with that step."""
+        """Have all servers load the newest whole checkpoint of `folder`; its step.
+
+        layout: says what each server is to have of the tables saved. next_epochs: says which epochs
+        they begin with that step. Raises CheckpointError, of its kind TooLate at the deadline, and
+        what these two raise.
+        """
         text = _text(folder)
         return self._until_done(f"{folder} was not restored", AGAIN, lambda: self._restore(text, layout, next_epochs))
 

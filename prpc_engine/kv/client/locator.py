@@ -36,7 +36,13 @@ def address_of(index: int, placed: Placed) -> PartitionAddress:
 
 
 class Locator:
-    """See the file's head. Owned by one worker, whose session it tells; locate() is called by its mending, and by its saves."""
+    """A locator asks the master where an elastic service's partitions are, and points lanes there.
+
+    Owned by one worker, whose session it tells when state went back; locate() is called by its
+    mending, and by its saves, one at a time. identity: of the worker's incarnation. timeout_s: how
+    many seconds to wait for a placement; DeadlineExceeded when there is none by then. What a worker
+    is told: the table at the file's head.
+    """
 
     def __init__(
         self, node: PlacementNode, client: TableClient, name: str, identity: int, session: Session, timeout_s: float

@@ -33,11 +33,14 @@ Floats = npt.NDArray[np.float32]
 
 
 class Parameters:
-    """See the file's head. `values` and `grads` are views by name: read the one, write the other. One user at a time.
+    """Parameters keep a model's values by name in one dense table, and train them there.
 
-    start: arrays of any floating dtype; float32 is kept. Of a table that has values already only names and shapes count. more: of
-    create_dense (dtype, compression, consistency, nonfinite, split_bytes_min, timeout_s). Raises BadArguments for arrays of other
-    dtypes; ConfigError when other workers have other names or shapes.
+    `values` and `grads` are views by name: read the one, write the other. One user at a time.
+
+    start: arrays of any floating dtype; float32 is kept. Of a table that has values already only
+    names and shapes count. more: of create_dense (dtype, compression, consistency, nonfinite,
+    split_bytes_min, timeout_s). Raises BadArguments for arrays of other dtypes; ConfigError when
+    other workers have other names or shapes.
     """
 
     def __init__(

@@ -143,11 +143,15 @@ class PartitionRequest:
 
 
 class PartitionClient:
-    """See the file's head. Owned by one worker. Any thread may ask.
+    """A partition client sends a worker's requests to one partition, and again after a loss.
 
-    identity: of the worker's incarnation; mend: is called with the lane when requests of it are lost; push_method: what pushes
-    are sent to; is_placed: whether another server may come to serve this partition; waiter: of the client's calls, for a first
-    request that is lost at once; outdated: makes what is raised of what a server says that holds a newer epoch (epochs.py).
+    It numbers pushes and keeps them until they are settled, so each is applied once. Owned by one
+    worker. Any thread may ask. States of a request: the table at the file's head.
+
+    identity: of the worker's incarnation; mend: is called with the lane when requests of it are
+    lost; push_method: what pushes are sent to; is_placed: whether another server may come to serve
+    this partition; waiter: of the client's calls, for a first request that is lost at once;
+    outdated: makes what is raised of what a server says that holds a newer epoch (epochs.py).
     """
 
     def __init__(
@@ -378,7 +382,7 @@ class PartitionClient:
         self._waiter.reactor.call_soon(lambda: settled.set_error(error))
 
     def give_up(self, request: PartitionRequest) -> None:
-        """See Request.give_up()."""
+        """Cancel that request, whose caller will change its arrays: it is not sent again."""
         with self._lock:
             self._lost = [each for each in self._lost if each is not request]
             settled = request.settled = request.settled or Future(self._waiter)

@@ -25,7 +25,12 @@ TOLD_AFTER_S, TOLD_EVERY_S = 2.0, 10.0  # requests that wait are told of in the 
 
 
 class Recovery:
-    """See the file's head. Owned by one worker. locate: tells lanes where their partitions are now; it may block for a little."""
+    """A recovery sends a worker's lost requests again, in a thread that ends when none is left.
+
+    Owned by one worker; add() is called from any thread. locate: tells lanes where their partitions
+    are now; it may block for a little. Raises nothing: what goes wrong is logged, and requests end
+    by their deadlines.
+    """
 
     def __init__(self, locate: Callable[[Sequence[PartitionClient]], None]) -> None:
         self._locate = locate

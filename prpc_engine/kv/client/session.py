@@ -71,7 +71,12 @@ Floors = Mapping[int, Floor]  # by partition; never changed, so that who asks ca
 
 
 class Session:
-    """See the file's head. Owned by one worker; any thread may call."""
+    """A session keeps the versions that one worker has seen, and finds out when state went back.
+
+    Owned by one worker; any thread may call. name: of the service, for texts. What it finds is an
+    EpochChanged: answered() and began() return it; tell() raises those in `news`, each once. Which
+    answers count, and what is compared: the tables at the file's head.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

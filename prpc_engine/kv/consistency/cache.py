@@ -88,7 +88,12 @@ class CachedRows(NamedTuple):
 
 
 class RowCache:
-    """See the file's head. Owned by one worker; any thread may call. clock: gives seconds."""
+    """A row cache keeps hot rows of one sparse table at a worker, and answers pulls from them.
+
+    Owned by one worker; any thread may call. settings: how many rows, and for how many seconds a
+    row may be used. dim: numbers in a row. clock: gives seconds. A pull calls look_up(), and fill()
+    with what servers sent; a push calls forget(). Which rows stay: the tables at the file's head.
+    """
 
     def __init__(self, settings: Cache, dim: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings

@@ -112,8 +112,12 @@ def from_spec(spec: object) -> Consistency | None:
 
 
 class Clocks:
-    """The table in the file's head, for one partition. `present`: the clocks of those that are, `names` theirs; both to be read.
-    `base`: the clock of who is awaited; read and set between generations."""
+    """Clocks count the pushes of each worker at one partition, and say who is ahead of the slowest.
+
+    workers: how many are awaited at first. `present`: the clocks of those that are, `names` theirs;
+    both to be read. `base`: the clock of who is awaited; read and set between generations. States
+    of a worker: the second table at the file's head.
+    """
 
     def __init__(self, workers: int) -> None:
         self.base = 0

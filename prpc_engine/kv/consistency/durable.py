@@ -22,7 +22,12 @@ SAVES_MAX = 16  # whose commit may still be told; there is one at a time, and th
 
 
 class Durable:
-    """See the file's head. Owned by one partition."""
+    """A Durable holds back the answers of pushes until a checkpoint that has them is on the disk.
+
+    Owned by one partition. wait() gives the answer to a push; cut(), committed() and fail() tell
+    how saves go. Answers fail with the error that fail() was given. States of a push: the table at
+    the file's head.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Deferred, Any]] = {}  # by their numbers, which grow

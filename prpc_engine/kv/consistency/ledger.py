@@ -58,9 +58,11 @@ def nobody() -> None:
 
 
 class Ledger:
-    """See the file's head. Owned by one partition.
+    """A ledger knows which pushes a partition has applied, so that none is applied twice.
 
-    pusher: says who pushes, and is asked once for each client.
+    Owned by one partition. clients_max: how many clients it remembers; of more, the one that has
+    pushed least recently is forgotten. pusher: says who pushes, and is asked once for each client;
+    None from it: not known. What find() answers, and what is kept: the tables at the file's head.
     """
 
     def __init__(self, clients_max: int = CLIENTS_MAX, pusher: Callable[[], LedgerNode | None] = nobody) -> None:

@@ -26,8 +26,12 @@ class Lag(NamedTuple):
 
 
 class Lags:
-    """See the file's head. Owned by the table's pace. A push costs a look at all workers where it is the first of its step, or
-    lets others go on; else none."""
+    """Lags measure how far workers are behind in one partition, and how long others waited.
+
+    Owned by the table's BarrierScheduler, which tells of each change, with the time in seconds.
+    clocks: of those workers. A push costs a look at all workers where it is the first of its step,
+    or lets others go on; else none. States of a worker: the table at the file's head.
+    """
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks

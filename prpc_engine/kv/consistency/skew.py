@@ -52,7 +52,13 @@ class WorkerShare:
 
 @dataclass(frozen=True)
 class Balance:
-    """See the file's head. repeats: requests of this worker that were sent again; unanswered: pushes without an answer now."""
+    """A Balance is TableWorker.balance()'s answer: who has more than its share, and who is late.
+
+    imbalance: keys pulled and pushed at the busiest server, beside the mean of all; 1.0 is even.
+    stragglers: ids of the servers that take STRAGGLER_RATIO times as long to answer pushes as the
+    median one. workers: who held others up for longest comes first. repeats: requests of this
+    worker that were sent again; unanswered: pushes without an answer now.
+    """
 
     servers: tuple[ServerShare, ...]
     workers: tuple[WorkerShare, ...]
