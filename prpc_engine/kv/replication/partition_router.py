@@ -29,9 +29,12 @@ CHECKPOINT = tuple(name for name in dir(TableShard) if name.startswith("checkpoi
 
 
 class PartitionRouter:
-    """See the file's head. Owned by one TableServer.
+    """A partition router answers what a server of placed tables is asked, at the partition meant.
 
-    make_shard: an empty partition; changed: is called when the reconciler should look; clock: gives seconds.
+    Owned by one ElasticServer; all of it runs in the reactor's thread. Raises Moved for a partition
+    that is not held here, at that epoch and in that role, or while the lease at the master may be
+    over. make_shard: an empty partition; changed: is called when the reconciler should look; clock:
+    gives seconds.
     """
 
     def __init__(

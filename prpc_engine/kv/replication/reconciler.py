@@ -62,10 +62,16 @@ class Calls(Protocol):
 
 
 class Reconciler:
-    """See the file's head. Owned by one ElasticServer.
+    """A reconciler keeps the partitions of one server where the placement wants them.
 
-    first: the placement to begin with, of the servers that live, when there is none; None: it is too early. folder: of
-    checkpoints. schema: what a partition has of all tables, also of those that are in no checkpoint.
+    Owned by one ElasticServer; it has two threads, which start() begins and stop() ends. look() may
+    be called from any thread. Errors of a look are logged, and the next one goes on. What it does:
+    the tables at the file's head.
+
+    first: the placement to begin with, of the servers that live, when there is none; None: it is
+    too early. folder: of checkpoints; None: there are none. schema: what a partition has of all
+    tables, also of those that are in no checkpoint. lease_s: of the server at the master, in
+    seconds.
     """
 
     def __init__(

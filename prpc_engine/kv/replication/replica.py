@@ -49,9 +49,12 @@ class Moved(RpcError):
 
 
 class Replica:
-    """See the file's head. Owned by a TableHost.
+    """A Replica is one partition at one of the servers that hold it, as its primary or as a copy.
 
-    send: calls a method of another server; changed: is called when somebody should look at `streams` and what they say.
+    Owned by a PartitionRouter; all of it runs in the reactor's thread. applied: how many changes
+    are in `shard`, from the partition's beginning. send: calls a method of another server; changed:
+    is called when somebody should look at `streams` and what they say. Who asks the wrong server is
+    answered by Moved. Roles: the table at the file's head.
     """
 
     def __init__(

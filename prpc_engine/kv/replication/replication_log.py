@@ -36,10 +36,13 @@ Forward = Callable[[int, Message], Future]  # number, message -> the call
 
 
 class ReplicationLog:
-    """See the file's head. Owned by one hosted partition.
+    """A replication log sends another server what the primary has applied, in order.
 
-    begin: the number up to which the other one has, or is to be copied, everything. changed: is called when `acked` has grown, or
-    the stream broke; with whether it is in another state now.
+    Owned by one hosted partition; all of it runs in the reactor's thread. begin: the number up to
+    which the other one has, or is to be copied, everything. changed: is called when `acked` has
+    grown, or the stream broke; with whether it is in another state now. outgoing: the copy that the
+    other one reads first; None: it has all. `failure` says why it broke. States: the table at the
+    file's head.
     """
 
     def __init__(self, begin: int, send: Forward, changed: Callable[[bool], None], outgoing: OutgoingCopy | None) -> None:

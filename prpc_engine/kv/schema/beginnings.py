@@ -69,7 +69,11 @@ def beginnings_of(service: HasMaster, name: str) -> Beginnings | None:
 
 
 class Beginnings:
-    """See the file's head. Verbs raise what the master client does."""
+    """Beginnings keep at the master how each table of a service of plain servers began last.
+
+    tree: the master's client. name: of the service. Any thread may call. Verbs raise what the
+    master client does.
+    """
 
     def __init__(self, tree: MasterTree, name: str) -> None:
         self.path = f"{FOLDER}/{component(name)}"

@@ -38,7 +38,13 @@ class MasterTree(Protocol):
 
 
 class PlacementNode:
-    """See the file's head. Every verb takes ASK_TIMEOUT_S seconds at most, and raises what the master client does."""
+    """A placement node reads and changes the placement of one service in the master's tree.
+
+    name: of the service. servers_path: the node that has the services, and below them their
+    servers. Any thread may call. Every verb raises what the master client does; each question to
+    the master, but for wait()'s, takes ASK_TIMEOUT_S seconds at most. Changes are by
+    compare-and-set: who comes too late gets False or None.
+    """
 
     def __init__(self, tree: MasterTree, name: str, servers_path: str) -> None:
         self.path = f"{FOLDER}/{component(name)}"

@@ -36,7 +36,12 @@ Stamps = npt.NDArray[np.int64]
 
 
 class Decision(NamedTuple):
-    """See the file's head. has_row: bool[keys of the push]."""
+    """A decision tells replicas what their primary decided about rows, with one push or beside it.
+
+    evicted: keys that lost their rows; counted: keys counted for a push that failed; used, stamps:
+    keys that were stamped, with their stamps. has_row: bool[keys of the push]. encode() makes the
+    int64 array that goes over the wire: the table at the file's head.
+    """
 
     moment: int
     pulls: int

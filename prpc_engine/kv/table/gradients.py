@@ -69,7 +69,12 @@ def staying(columns: Iterable[npt.NDArray[Any]], stay: npt.NDArray[np.bool_]) ->
 
 
 class Guard:
-    """See the file's head. Owned by one table. gradient_max: of its optimizer."""
+    """A guard refuses or skips gradients that are NaN or infinite, and clips those too large.
+
+    Owned by one table. policy: "refuse", "skip" or "apply", as in the table at the file's head.
+    gradient_max: of its optimizer; larger ones are taken as that. check() and admit() raise
+    BadArguments where the policy refuses.
+    """
 
     def __init__(self, policy: str, gradient_max: float) -> None:
         self.rows_skipped = 0

@@ -29,7 +29,12 @@ Floats = npt.NDArray[np.float32]
 
 
 class Replicated:
-    """See the file's head. A SparseTable is one."""
+    """A Replicated table tells its replicas what it decides, or does what its primary decided.
+
+    The base of SparseTable, which has the rows; used in the thread of its shard. replay() and
+    catch_up() raise BadArguments when this copy is not equal to the primary's: it is to be made
+    anew then.
+    """
 
     before_change: Callable[[Rows | None], None] | None
     _doorkeeper: Doorkeeper | None

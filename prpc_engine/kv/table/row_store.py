@@ -34,7 +34,13 @@ Floats = npt.NDArray[np.float32]
 
 
 class RowStore:
-    """See the file's head. Owned by one table."""
+    """A row store holds the rows of a sparse table, and finds them by key.
+
+    Owned by one table. dim: numbers in a row. state_initial: what each state array of the optimizer
+    starts with, by name. counts_steps, stamped: whether rows have `row_steps`, and `stamps`. Adding
+    rows raises MemoryError or BadArguments, and leaves all as it was. The arrays: the table at the
+    file's head.
+    """
 
     def __init__(
         self, dim: int, dtype: npt.DTypeLike, state_initial: Mapping[str, float], counts_steps: bool, stamped: bool
