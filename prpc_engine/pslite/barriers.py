@@ -22,7 +22,11 @@ ANY = -1
 
 
 class Barriers:
-    """See the file's head. Called in the reactor's thread."""
+    """Barriers keep, at the node that holds them, who has come to which group's barrier.
+
+    Owned by one NodeEndpoint. Called in the reactor's thread, but for waiting(). Calls are futures:
+    done with (), or with the ids of those that are missing. Rules: the table at the file's head.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[int, Future]] = {}  # {group: {node: what its call waits for}}

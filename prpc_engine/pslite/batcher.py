@@ -54,10 +54,16 @@ BESIDE_TOGETHER_BYTES_MAX = 512 << 10  # some 50 us of copying, before the other
 
 
 class Batcher:
-    """See the file's head. Thread-safe. Each part ends by answered(part, value) or failed(part's request, error).
+    """A batcher sends one customer's messages to one node, alone or several in one call.
 
+    Thread-safe. Owned by its Customer. Each part ends by answered(part, value) or failed(part's
+    request, error); send() raises Backpressure. What leaves together: the tables at the file's
+    head.
+
+    node    id of the node that they go to
     number  of the customer, among those of this process
-    dice    loses answers; None: nothing is lost"""
+    dice    loses answers; None: nothing is lost
+    """
 
     def __init__(
         self,

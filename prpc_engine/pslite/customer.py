@@ -36,7 +36,13 @@ _now = time.monotonic
 
 
 class Customer:
-    """See the file's head. Thread-safe. `request_timeout_s`: the deadline of requests that are given none, in seconds."""
+    """A customer sends requests to nodes of the job, and knows which of them are answered.
+
+    Thread-safe. Owned by its application. app_id: of that application, for texts.
+    request_timeout_s: the deadline of requests that are given none, in seconds. request() raises
+    Backpressure, wait() what a request failed with. States of a request: the table at the file's
+    head.
+    """
 
     def __init__(self, postoffice: Postoffice, app_id: int, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self.app_id = app_id

@@ -27,7 +27,12 @@ Handler = Callable[..., Any]
 
 
 class CustomerRouter:
-    """See the file's head. `name` of the node is for texts."""
+    """A customer router gives what arrives at one node id to the application that it is for.
+
+    Owned by the Postoffice. Handlers come and go from any thread; messages come in the reactor's.
+    name: of the node, for texts. add_handler() raises ConfigError where there is one already;
+    take() raises Backpressure when too many messages wait for handlers.
+    """
 
     def __init__(self, name: str, reactor: Reactor) -> None:
         self._name, self._reactor = name, reactor

@@ -26,8 +26,12 @@ Where = slice | npt.NDArray[np.int64]
 
 
 class KVServerDefaultHandle:
-    """See the file's head. Push adds, pull reads, push_pull adds and then reads. A key that nobody has pushed reads as one 0
-    while all keys have one element; else it is refused, as is a push of another length than the first."""
+    """The default handle of a KVServer sums what is pushed to each key, and answers pulls.
+
+    Push adds, pull reads, push_pull adds and then reads. A key that nobody has pushed reads as one
+    0 while all keys have one element; else it is refused, as is a push of another length than the
+    first: BadArguments. It takes no lock: for servers with handler_threads of 0 or 1.
+    """
 
     def __init__(self) -> None:
         self._index = KeyIndex()

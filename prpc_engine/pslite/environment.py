@@ -57,7 +57,12 @@ REQUIRED = ("DMLC_ROLE", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI
 
 @dataclass(frozen=True)
 class JobSettings:
-    """See the file's head."""
+    """Job settings say which place this process has in a job, as from_environment() reads it.
+
+    dead_after_s: seconds after which a silent host is dead; None: the engine's own. drop_percent,
+    drop_seed: a test hook that loses messages. from_environment() raises ConfigError, which names
+    the variable. Variables and defaults: the table at the file's head.
+    """
 
     role: str
     servers: int

@@ -46,7 +46,13 @@ KVHandle = Callable[[KVMeta, KVPairs, "KVServer"], object]
 
 
 class KVServer(SimpleApp):
-    """See the file's head. `request_handle` is that of simple messages. Raises ConfigError at nodes that are no servers too."""
+    """A KVServer hands every push and pull of the keys that this node owns to one function.
+
+    set_request_handle() sets that function; response() answers from any thread. request_handle:
+    that of simple messages; None answers "". handler_threads: 0 runs the handle in the reactor's
+    thread, n in n threads, those of one worker in one of them. instance: as of SimpleApp. Raises
+    ConfigError, also at nodes that are no servers.
+    """
 
     role = "server"
 

@@ -58,13 +58,18 @@ class AnswerMismatch(RpcError):
 
 
 class KVWorker(SimpleApp):
-    """See the file's head. Thread-safe; start() comes first.
+    """A KVWorker pushes and pulls keys with values, to and from the servers that own them.
+
+    Thread-safe; start() comes first. Verbs return a timestamp for wait() at once. What may be
+    changed when: the table at the file's head.
 
     request_timeout_s  deadline of verbs that are given none, in seconds
     timeout_s          for all servers to be there
-    instance           with DMLC_GROUP_SIZE > 1: which one of this process; it talks to the servers' instances of that number
+    instance           with DMLC_GROUP_SIZE > 1: which one of this process; it talks to the servers'
+                       instances of that number
 
-    Verbs raise BadArguments for arrays that do not fit, Backpressure where too much waits. Raises ConfigError, DeadlineExceeded.
+    Verbs raise BadArguments for arrays that do not fit, Backpressure where too much waits. Raises
+    ConfigError, DeadlineExceeded.
     """
 
     role = "worker"

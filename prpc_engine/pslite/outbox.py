@@ -31,7 +31,12 @@ Kind = tuple[Hashable, int]  # whatever its messages have in common, and how man
 
 
 class Outbox(Generic[Item]):
-    """See the file's head. Its owner holds a lock around every call."""
+    """An outbox keeps what waits to leave for one node, and says what may leave now.
+
+    Its owner, a Batcher, holds a lock around every call. messages_max, bytes_max: how much may be
+    on its way at a time. waiting_max: how many messages may wait; put() raises Backpressure beyond
+    that. When a message leaves, and with which: the table at the file's head.
+    """
 
     def __init__(self, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX, waiting_max: int = WAITING_MAX) -> None:
         self._messages_max, self._bytes_max, self._waiting_max = messages_max, bytes_max, waiting_max

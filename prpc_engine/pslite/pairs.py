@@ -25,9 +25,14 @@ NO_VALS: Vals = np.empty(0, np.float32)
 
 
 class KVPairs(msgspec.Struct, frozen=True, eq=False):
-    """See the file's head. keys uint64[n], strictly increasing; vals one-dimensional, of any numeric type.
+    """KVPairs are keys with their values, as they are pushed, pulled and handed to handles.
 
-    A Struct because its constructor is in C: 60 ns instead of 420, twice for every request."""
+    keys uint64[n], strictly increasing; vals one-dimensional, of any numeric type. lens int32[n]:
+    how many of vals each key has; None: all have as many. priority: of what waits, the higher
+    leaves first.
+
+    A Struct because its constructor is in C: 60 ns instead of 420, twice for every request.
+    """
 
     keys: Keys
     vals: Vals

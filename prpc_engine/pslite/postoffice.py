@@ -56,11 +56,16 @@ Place = tuple[str, int, int]  # role, customer id, instance
 
 
 class Postoffice:
-    """See the file's head. Thread-safe. Owned by lifecycle.py, which closes it.
+    """The Postoffice is this process's place in a job: node ids, the way to other nodes, barriers.
 
-    left_job  number of the job that this process has left: its scheduler may still listen for a moment, and is not taken
+    Thread-safe. Owned by lifecycle.py, which closes it. States: the table at the file's head.
 
-    Raises ConfigError, AddressInUse (the scheduler's address is taken), MasterUnreachable (no scheduler in timeout_s seconds).
+    timeout_s  for the scheduler to answer, in seconds
+    left_job   number of the job that this process has left: its scheduler may still listen for a
+               moment, and is not taken
+
+    Raises ConfigError, AddressInUse (the scheduler's address is taken), MasterUnreachable (no
+    scheduler in timeout_s seconds).
     """
 
     def __init__(self, settings: JobSettings, timeout_s: float = START_TIMEOUT_S, left_job: int = 0) -> None:

@@ -79,9 +79,15 @@ SimpleHandle = Callable[[SimpleData, Any], object]
 
 
 class SimpleApp:
-    """See the file's head. start() comes first. Handles run one at a time, in the thread that has the reactor.
+    """A SimpleApp sends a number and a text to some nodes, and gets a text back from each.
 
-    instance  with DMLC_GROUP_SIZE > 1: which one of this process; it talks to those of its own number
+    start() comes first. Handles run one at a time, in the thread that has the reactor.
+
+    request_handle     answers requests by response(); None: each is answered by ""
+    response_handle    runs for each answer, before wait() returns; None: nothing does
+    request_timeout_s  deadline of requests that are given none, in seconds
+    instance           with DMLC_GROUP_SIZE > 1: which one of this process; it talks to those of its
+                       own number
 
     Raises ConfigError where this process has such an application, or did not start that customer.
     """
@@ -145,7 +151,11 @@ class SimpleApp:
         data.answer.give(body)
 
     def wait(self, timestamp: int, timeout_s: float | None = None) -> None:
-        """Return once all have answered, or raise: see Customer.wait()."""
+        """Return once all have answered and the callbacks have run. Again, and from any thread.
+
+        timeout_s: in seconds; None: until the request's own deadline. Raises what the request
+        failed with, DeadlineExceeded, BadArguments for a timestamp that was not given yet.
+        """
         self._customer.wait(timestamp, timeout_s)
 
     async def wait_async(self, timestamp: int) -> None:
