@@ -38,9 +38,11 @@ _kinds: dict[str, type[Aggregator]] = {}
 
 
 class Aggregator(ABC):
-    """See the file's head. Not thread-safe: whoever holds one guards it.
+    """An aggregator is a value that grows by single values and by others of its kind, in any order.
 
-    Methods that take values raise BadArguments and leave the aggregator as it was.
+    The base of all kinds of counters: a subclass with kind="..." is known by that name in every
+    process; the file's head has an example. Not thread-safe: whoever holds one guards it. Methods
+    that take values raise BadArguments and leave the aggregator as it was.
     """
 
     kind: ClassVar[str] = ""

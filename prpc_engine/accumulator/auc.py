@@ -39,7 +39,13 @@ Counts = NDArray[np.int64]  # [n], or [2, n]: of negatives and of positives
 
 
 class AUC(Aggregator, kind="auc"):
-    """See the file's head. Values are pairs (label, score): 0 or 1 and a finite number, or two arrays of those."""
+    """An AUC counts how often a model scores a positive example above a negative one.
+
+    Values are pairs (label, score): 0 or 1 and a finite number, or two arrays of those. It is exact
+    up to distinct_max different scores, and counts in `bins` bins of equal width from `low` to
+    `high` from then on; error_bound says how far `value` may be off. Raises ConfigError for such
+    numbers that are not possible, BadArguments for other values.
+    """
 
     def __init__(self, distinct_max: int = DISTINCT_MAX, bins: int = BINS, low: float = 0.0, high: float = 1.0) -> None:
         check_parameter("AUC", "distinct_max", distinct_max, 0, SIZE_MAX)

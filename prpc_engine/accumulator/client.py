@@ -133,16 +133,21 @@ class _Server:
 
 
 class AccumulatorClient:
-    """See the file's head. Thread-safe; a context manager; close() before the RpcService it was made with.
+    """An accumulator client sends the counters of this process to the servers, and reads them back.
+
+    Thread-safe; a context manager; close() before the RpcService it was made with. It sends in a
+    thread of its own: who writes to a counter never waits for that.
 
     service    an open RpcService
-    servers    how many accumulator servers there are, with the ids 0 to servers - 1: the same number in every process, since it
-               decides which has which name
+    servers    how many accumulator servers there are, with the ids 0 to servers - 1: the same number
+               in every process, since it decides which has which name
     name       what they are called
-    counters   which counters to send: those of the process unless given. One client sends a set at a time
+    counters   which counters to send: those of the process unless given. One client sends a set at
+               a time
     timeout_s  for the servers to appear
 
-    Raises NoServer when one of them is missing, ConfigError when there are more, or another client sends these counters.
+    Raises NoServer when one of them is missing, ConfigError when there are more, or another client
+    sends these counters.
     """
 
     def __init__(

@@ -20,7 +20,11 @@ from prpc_engine.errors import BadArguments
 
 
 class Timer(Aggregator, kind="timer"):
-    """See the file's head. Values are finite numbers; their unit is the caller's, and belongs into the counter's name."""
+    """A timer keeps count, total, mean, variance, minimum and maximum of numbers.
+
+    Values are finite numbers; their unit is the caller's, and belongs into the counter's name.
+    Raises BadArguments for other values, and for those whose total or squares no float can hold.
+    """
 
     def __init__(self) -> None:
         self.count = 0

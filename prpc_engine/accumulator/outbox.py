@@ -44,7 +44,12 @@ class WriteBatch:
 
 
 class WriteOutbox:
-    """See the file's head. Guarded by its owner's lock."""
+    """A write outbox keeps what a server is still to be told, and merges what comes meanwhile.
+
+    Owned by an AccumulatorClient, whose lock guards it. The head is the batch to push now; it stays
+    the same, under one number, until it is answered, dropped or split. What an aggregator raises
+    while it is merged is noted at its counter, and not raised here.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[str, WriteEntry] = {}

@@ -34,7 +34,12 @@ class Hit(NamedTuple):
 
 
 class TopK(Aggregator, kind="topk"):
-    """See the file's head. Values are keys (str, bytes, ints of 64 bits), or pairs (key, how many of it)."""
+    """A TopK keeps the keys that came most often, of any number of keys, in `capacity` counters.
+
+    Values are keys (str, bytes, ints of 64 bits), or pairs (key, how many of it). Counts kept are
+    too small by error_bound at most, which is 0 while no more than `capacity` keys came. Raises
+    ConfigError for a capacity that is not possible, BadArguments for other values.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         check_parameter("TopK", "capacity", capacity, 1, CAPACITY_MAX)

@@ -37,7 +37,11 @@ class Verdict:
 
 
 class WriteWindow:
-    """See the file's head."""
+    """A write window knows which pushes a server has counted, so that none is counted twice.
+
+    Owned by one AccumulatorShard. clients_max: how many clients it remembers; of more, the one
+    heard least recently is forgotten. What judge() answers: the table at the file's head.
+    """
 
     def __init__(self, clients_max: int = CLIENTS_MAX) -> None:
         self._clients_max = clients_max

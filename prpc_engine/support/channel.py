@@ -31,10 +31,13 @@ D = TypeVar("D")
 
 
 class Channel(Generic[T]):
-    """See the file's head. Thread-safe; a context manager that closes one opening at its end.
+    """A channel carries items from some threads to others, in order, and bounds those that wait.
 
-    `timeout_s` is in seconds; None waits until there is room, or an item, or the channel is closed. Raises ConfigError for a
-    capacity that is not possible, and for seconds that are none.
+    Thread-safe; a context manager that closes one opening at its end. States: the table at the
+    file's head. capacity: how many items may wait. name: for texts.
+
+    `timeout_s` is in seconds; None waits until there is room, or an item, or the channel is closed.
+    Raises ConfigError for a capacity that is not possible, and for seconds that are none.
     """
 
     def __init__(self, capacity: int = CAPACITY_ITEMS, name: str = "channel") -> None:

@@ -62,7 +62,12 @@ def next_due(due: float, period_s: float, now: float) -> tuple[float, int]:
 
 
 class Monitor:
-    """See the file's head. Thread-safe; owns its thread, which the first task starts. A context manager."""
+    """A monitor runs functions again and again, each under a name, all in one thread.
+
+    Thread-safe; owns its thread, which the first task starts. A context manager. name: of the
+    thread, and for texts. What a function raises is logged, and ends that run only. Verbs raise
+    ConfigError, Closed and TimeoutError. States of a task: the table at the file's head.
+    """
 
     def __init__(self, name: str = "prpc-monitor") -> None:
         self.name = name

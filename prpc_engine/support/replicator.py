@@ -29,7 +29,10 @@ logger = logging.getLogger("prpc")
 
 
 class ChannelReplicator(Generic[T]):
-    """See the file's head. It owns its outputs and its thread, the caller owns `source`. A context manager.
+    """A channel replicator gives every item of one channel to each of several others.
+
+    It owns its outputs and its one thread, the caller owns `source`. A context manager. What
+    follows when one of them is closed: the table at the file's head.
 
     source     what is read, by nobody else
     outputs    how many get it all

@@ -77,9 +77,12 @@ def _log_error(ended: Future[Any], name: str) -> None:
 
 
 class ThreadGroup:
-    """See the file's head. Thread-safe; a context manager that waits for all, and when it is left by an error for what runs.
+    """A thread group runs functions in so many threads, and keeps their results and errors.
 
-    Raises ConfigError for a number of threads that is not possible.
+    Thread-safe; a context manager that waits for all, and when it is left by an error for what
+    runs. name: of the threads, and for texts. pending_max: how many functions may run or wait;
+    beyond that async_exec() raises Backpressure. Raises ConfigError for a number of threads that is
+    not possible.
     """
 
     def __init__(self, threads: int, name: str = "prpc-group", pending_max: int = PENDING_MAX) -> None:
