@@ -52,7 +52,7 @@ def has_state(function: FunctionType) -> bool:
 
 
 def may_go_once(function: Any) -> bool:
-    """Whether the table at the top has it go once."""
+    """Whether the other end is told of this function once, rather than with each call."""
     if type(function) is FunctionType:
         return is_found_by_name(function) or not (has_state(function) or is_from_a_prompt(function))
     if type(function) is BuiltinFunctionType:

@@ -194,7 +194,11 @@ class ShardChannel:
         return number
 
     def cancel(self, future: Submitted, error: BaseException | None) -> bool:
-        """See Submitted.cancel()."""
+        """Give a call up, and tell the other end so; False when it was complete before.
+
+        error: what it completes with; None: a CancelledError. A function that has begun may run to
+        its end there.
+        """
         if self._in_flight.pop(future.call_id, None) is None:
             return False
         self._sampled.pop(future.call_id, None)

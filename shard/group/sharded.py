@@ -32,9 +32,12 @@ _MISSING = object()
 
 
 class Sharded(Generic[T]):
-    """See the file's head. Owned by the process that made it; close() ends the instances.
+    """A Sharded keeps one instance of a class in every shard, and calls methods of them there.
 
-    `factory(*args)` runs in every shard. A method is named by a function that takes the instance first, or by its name.
+    Owned by the process that made it; close() ends the instances. `factory(*args)` runs in every
+    shard, and again in one that is restarted. A method is named by a function that takes the
+    instance first, or by its name. Raises ShardError where there is no instance, or where a shard
+    closes it.
     """
 
     def __init__(self, factory: Callable[..., T], *args: Any, group: ShardGroup | None = None) -> None:

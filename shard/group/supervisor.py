@@ -39,7 +39,12 @@ logger = logging.getLogger("shard")
 
 
 class ShardState(enum.Enum):
-    """See the table at the top."""
+    """A shard state says whether one shard runs, or is to run again.
+
+    STARTING: its process runs, and is not ready yet. UP: it answers. WAITING: it died, and is to be
+    started again. GONE: it has no process, and none is to come. Events: the table at the file's
+    head.
+    """
 
     STARTING = "starting"
     UP = "up"
@@ -65,7 +70,13 @@ class Life:
 
 
 class Supervisor:
-    """See the file's head. Owned by the group, which says how a shard is born and is told when one is up or down."""
+    """A supervisor starts a group's shards, sees them die, starts them again, and ends them.
+
+    Owned by the group, which says how a shard is born and is told when one is up or down. It has a
+    thread of its own; start(), lane_lost() and stop() are called from others. size: how many
+    shards. policy: when one that died is started again. start() raises what went wrong with the
+    first shard that is not up. States: the table at the file's head.
+    """
 
     def __init__(
         self,

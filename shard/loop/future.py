@@ -44,9 +44,14 @@ class Waiter(Protocol):
 
 
 class Future(msgspec.Struct, eq=False):
-    """See the file's head. `waiter` is None where only tasks of one reactor ever wait for it.
+    """A future is a result to come, for a thread, a task of the reactor or an asyncio loop.
 
-    A msgspec.Struct because its constructor is in C: 90 ns instead of 210, on a path that makes one for every call.
+    Any thread may complete it, once; callbacks run in that thread. `waiter`: who makes progress
+    while a thread waits; None where only tasks of one reactor ever wait for it: a thread that would
+    have to wait gets a ShardError.
+
+    A msgspec.Struct because its constructor is in C: 90 ns instead of 210, on a path that makes one
+    for every call.
     """
 
     waiter: Waiter | None = None

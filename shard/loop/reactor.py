@@ -82,11 +82,15 @@ class _Bell:
 
 
 class Reactor:
-    """See the file's head. Owned by one driver, or by one shard's main function.
+    """A reactor is a process's loop: it polls sources and descriptors, runs tasks and timers.
+
+    Owned by one driver, or by one shard's main function. Not thread-safe, but for wake() and
+    call_soon(). clock: gives seconds.
 
     turns, busy_turns  polls, and those that found work
     parks, wakeups     sleeps, and those that an event ended; the others ran out of time
-    late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0, or a wake-up was lost
+    late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0, or
+                       a wake-up was lost
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -73,7 +73,11 @@ class StallFinding(NamedTuple):
 
 
 class StallCheck:
-    """The table above: no thread and no clock here. Owned by one detector."""
+    """A stall check decides, look by look, whether a reactor stalls, and what of it is told.
+
+    No thread and no clock here. Owned by one StallDetector. budget_s: how many seconds a turn may
+    last; ValueError unless above 0. What a look finds: the table at the file's head.
+    """
 
     def __init__(self, budget_s: float) -> None:
         if not budget_s > 0:

@@ -50,7 +50,7 @@ class OnMessage(Protocol):
     """What a connection calls for each message."""
 
     def __call__(self, body: memoryview, blocks: Blocks = ()) -> None:
-        """See the file's head."""
+        """Take one message. body is good until this returns; blocks are the receiver's to keep."""
 
 
 def _ignore_message(body: memoryview, blocks: Blocks = ()) -> None:

@@ -82,7 +82,13 @@ def check_blocks(block_bytes: Sequence[int], limits: Limits, error: type[LocalPr
 
 
 class FrameDecoder:
-    """See the file's head. `allocate(n)` makes the memory for a block of n bytes."""
+    """A frame decoder makes frames of a socket's bytes, and says where the next ones belong.
+
+    Owned by one socket's lane, in its reactor's thread. `allocate(n)` makes the memory for a block
+    of n bytes; MemoryError from it puts Unheld in the blocks' place. is_bulk: it stages less, as
+    for a lane of large messages. next_frame() raises RemoteProtocolError, and ShardError where
+    there is no memory for a body. Frames, and the short way for small ones: the file's head.
+    """
 
     def __init__(self, limits: Limits, allocate: Callable[[int], NDArray[np.uint8]], is_bulk: bool = False) -> None:
         self.more = False  # whether more is here than was given out: behind the last frame, or the beginning of one

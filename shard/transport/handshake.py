@@ -76,7 +76,12 @@ _REFUSED_TEXT = "the peer does not hold the same secret; give both sides the sam
 
 @dataclass(frozen=True)
 class Lane:
-    """Which socket of which connection this is; see the file's head."""
+    """A lane says which socket of which connection a hello is about.
+
+    token: random, the same in all hellos of one connection; zeros where it has one lane. number: of
+    this socket, 0 opens the connection. count: how many sockets it has, up to LANES_MAX. The bytes:
+    the table at the file's head.
+    """
 
     token: bytes = bytes(TOKEN_BYTES)
     number: int = 0

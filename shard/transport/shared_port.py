@@ -90,9 +90,13 @@ class _Taker:
 
 
 class SocketDistributor:
-    """See the file's head. Owned by whoever has the node with the port; used in its reactor's thread.
+    """A socket distributor hands the sockets of one port to the processes that serve them.
 
-    `name`, `key`: what a taker must know. The name can be read by every process of the host; the key cannot.
+    Owned by whoever has the node with the port; used in its reactor's thread. Who gets which
+    socket: the table at the file's head.
+
+    `name`, `key`: what a taker must know. The name can be read by every process of the host; the
+    key cannot.
     """
 
     def __init__(self, reactor: Reactor) -> None:

@@ -67,7 +67,11 @@ _MEANING = {
 
 
 class TlsFiles(Protocol):
-    """Paths of PEM files; see the file's head."""
+    """TLS files are paths of PEM files: what this node shows its peers, and which CA theirs are of.
+
+    Given by whoever makes a Tls, which looks at the files before each handshake and loads them
+    again when they were replaced. Who proves what by which file: the table at the file's head.
+    """
 
     @property
     def cert(self) -> str:
