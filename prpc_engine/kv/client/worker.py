@@ -69,18 +69,26 @@ CALL_TIMEOUT_S = 30.0  # as a call of the client itself: long enough for a busy 
 
 
 class TableWorker:
-    """See the file's head. The service owns the client that this makes, and closes it.
+    """A TableWorker pulls and pushes rows and tensors of tables, by name, at their servers.
 
-    expected_servers: how many servers hold the tables, shards of a sharded one each counted; every worker must say the
-    same. timeout_s: how long to wait for them. call_timeout_s: the deadline of verbs that are given none.
-    elastic: the tables are held by ElasticServers, however many; a verb then raises EpochChanged, once, when something was lost.
-    ack: when a push counts as done: "applied" by the server that has the keys; of elastic tables "replicated", when another one
-    has it, too; or "durable", when a checkpoint with it is on the disk: somebody has to save() within its deadline.
-    Tables that are not elastic lose state where a server process ends, by restore() or by reset(): RowsLost or EpochChanged says
-    so of any verb. monotonic: the same of elastic ones, where a promoted replica may have less: no pull or push_pull shows less
-    of a partition than this worker has seen of it, EpochChanged is raised instead, once. It costs an integer and a check a
+    The service owns the client that this makes, and closes it. Verbs and what they answer: the
+    table at the file's head.
+
+    expected_servers: how many servers hold the tables, shards of a sharded one each counted; every
+    worker must say the same. timeout_s: how many seconds to wait for them. call_timeout_s: the
+    deadline of verbs that are given none, in seconds.
+    elastic: the tables are held by ElasticServers, however many; a verb then raises EpochChanged,
+    once, when something was lost.
+    ack: when a push counts as done: "applied" by the server that has the keys; of elastic tables
+    "replicated", when another one has it, too; or "durable", when a checkpoint with it is on the
+    disk: somebody has to save() within its deadline.
+    Tables that are not elastic lose state where a server process ends, by restore() or by reset():
+    RowsLost or EpochChanged says so of any verb. monotonic: the same of elastic ones, where a
+    promoted replica may have less: no pull or push_pull shows less of a partition than this worker
+    has seen of it, EpochChanged is raised instead, once. It costs an integer and a check a
     partition, so it is not the default; with ack="replicated" a replica never has less.
-    There is no ack "received": a push that waits at a server is in no ledger yet and could be lost; submit_push() waits for none.
+    There is no ack "received": a push that waits at a server is in no ledger yet and could be lost;
+    submit_push() waits for none.
     """
 
     def __init__(
