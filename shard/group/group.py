@@ -416,6 +416,7 @@ class ShardGroup:
         for future in empty:
             with contextlib.suppress(TimeoutError, ClosedError):  # whoever owns the driver may have closed it
                 future.error(max(0.0, deadline - time.monotonic()))
+        self._supervisor.expect_ends(max(STOP_S_MIN, deadline - time.monotonic()))  # before the first can have ended
         # failpoint: group.before_stop
         for lane in list(self._lanes.values()):
             with contextlib.suppress(ShardError):

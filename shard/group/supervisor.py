@@ -115,9 +115,14 @@ class Supervisor:
         self._ended.add((index, incarnation))
         self._wake()
 
+    def expect_ends(self, timeout_s: float) -> None:
+        """Shards are about to be asked to end: none that does is news from now on, or started again. After `timeout_s` seconds
+        they are killed."""
+        self._stop_by = time.monotonic() + timeout_s
+
     def stop(self, timeout_s: float) -> None:
         """Wait until all shards have ended, which somebody has asked them to; after `timeout_s` seconds they are killed."""
-        self._stop_by = time.monotonic() + timeout_s
+        self.expect_ends(timeout_s)
         if self._thread.ident is not None:
             self._wake()
             self._thread.join()

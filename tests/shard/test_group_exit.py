@@ -63,13 +63,13 @@ WAYS = {
 EXPECTED = re.compile(r"shard 0 \(pid \d+, incarnation 1\) is gone: .*; (restart 1 of 5|it stays down)")
 
 
-def run(tmp_path: Path, main: str, start_method: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, main: str, start_method: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The script's end. Its shards write where it writes: this returns when the last of them has ended, too."""
     script = tmp_path / "script.py"
     script.write_text(f"{BEGIN}    {main}\n{END}")
     return subprocess.run(
         [sys.executable, str(script), start_method],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", **environment},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -90,6 +90,12 @@ def test_the_interpreter_ends_silently_with_an_open_group(tmp_path: Path, way: s
     told = [line for line in without_stalls(ended.stderr).splitlines() if not EXPECTED.match(line)]
     assert told == []
     assert (ended.stdout, ended.returncode) == ("", exit_code)
+
+
+def test_shards_that_end_before_the_group_waits_for_them_are_no_news(tmp_path: Path) -> None:
+    ended = run(tmp_path, "with new() as group: group.map(index)", "forkserver", PRPC_FAILPOINTS="group.after_stop=delay:1000")
+    assert without_stalls(ended.stderr) == ""
+    assert (ended.stdout, ended.returncode) == ("", 0)
 
 
 @pytest.mark.parametrize("main", ["global group; group = new(); raise KeyError('mine')", "with new(): raise KeyError('mine')"])
