@@ -109,7 +109,15 @@ def _shards_from(task: str, transports: tuple[str, ...], config: ServerConfig, s
 
 
 class Endpoint:
-    """See the file's head. Owned by a Server. `methods` are those of the data node. Raises AddressInUse, ConfigError."""
+    """Listens at a task's data and control address, and starts its communication shards where some are asked for.
+
+    place         what to listen at, and how
+    methods       what other tasks may ask of the data node, by name; answered from serve() on
+    on_peer_lost  called with each peer of the data node whose connection is over, in the reactor's thread
+
+    Owned by a Server, which closes it. Raises AddressInUse, ConfigError. Nodes and settings: the tables
+    at the file's head.
+    """
 
     def __init__(self, place: Place, methods: Mapping[str, Callable[..., Any]], on_peer_lost: Callable[[Peer], None]) -> None:
         multiprocess = sys.modules.get("multiprocess")  # where it is not loaded, nothing of it has started this process
@@ -199,7 +207,9 @@ class Endpoint:
         return self._relays.connections() if self._relays is not None else ()
 
     def figures_of_shards(self, timeout_s: float) -> tuple[ShardFigures, ...]:
-        """What each of them did; see ShardReader.read()."""
+        """What each shard did, in order; () without shards. Waits for `timeout_s` seconds at most, for
+        all of them.
+        """
         return self._relays.figures(timeout_s) if self._relays is not None else ()
 
     def _hello(self, plan: str, task: str, incarnation: int) -> list[Any]:

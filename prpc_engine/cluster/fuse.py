@@ -22,7 +22,15 @@ FUSED_MAX = 1024  # keys of one request: more than two tasks exchange at one lev
 
 
 class FuseCollector:
-    """See the file's head. Thread-safe: the lock is handed in. `leave` lets a message leave."""
+    """Collects the receives of one source and step, and lets them leave in one request.
+
+    is_always  without an open scope, too (tensor_fuse)
+    waiter     who turns the reactor while a thread waits for a receipt
+    guard      the lock of what is collected
+    leave      sends a message; called without the guard, by whoever made it leave
+
+    Owned by a Server; thread-safe. When they leave: the list at the file's head.
+    """
 
     def __init__(
         self, is_always: bool, waiter: Waiter, guard: AbstractContextManager[Any], leave: Callable[[Message], None]

@@ -47,7 +47,13 @@ class _Step:
 
 
 class Late:
-    """See the file's head. Thread-safe: the lock is handed in. Tasks go by their numbers."""
+    """Keeps tensors that came after their receiver had given up, for who receives them in that step next.
+
+    guard      the lock of what is kept
+    bytes_max  of all tensors kept; those beyond it, or beyond TENSORS_MAX, are dropped, and a warning says so
+
+    Owned by a Server; thread-safe. Tasks go by their numbers (names.py). Events: the table at the file's head.
+    """
 
     def __init__(self, guard: AbstractContextManager[Any], bytes_max: int) -> None:
         self._guard = guard

@@ -133,11 +133,15 @@ class Errand(Future):
 
 
 class Link:
-    """See the file's head. Owned by a Server; thread-safe.
+    """Connects to one other task when there is something to send, and sends it requests, one by one.
+    Owned by a Server; thread-safe.
 
     `task`, `control`  who that is, and where; `data`: by rule "file" or "offset"
     `me`               what to say of this side
     `on_failure`       called after each attempt that failed, before anybody is told, in the thread that connects
+    `patience_s`       how long what is patient waits for the task to come up, in seconds; then: TaskUnreachable
+
+    States: the table at the file's head.
     """
 
     def __init__(

@@ -155,7 +155,7 @@ class Relays:
         return self._dealer.connections() if self._dealer is not None else ()
 
     def figures(self, timeout_s: float) -> tuple[ShardFigures, ...]:
-        """What each shard did; see ShardReader.read()."""
+        """What each shard did, in order; waits for `timeout_s` seconds at most, for all together."""
         return self._reader.read(timeout_s)
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class _Outliving:
     """The client of receives: whoever asked hears what became of them, however late."""
 
     def failed(self, call: Call, error: BaseException) -> bool:
-        """See call.Client."""
+        """True where the call's deadline has passed: it stays under way until its answer comes."""
         if call.deadline != PASSED:
             return False
         call.outlive()

@@ -47,7 +47,10 @@ Tensor = NDArray[Any] | None  # None: a dead one
 
 
 class TensorEntry:
-    """See the table at the top."""
+    """What a step has under one key for one destination: its tensor, the request for it, or that it was taken.
+
+    Changed by its Rendezvous alone, under the guard. States: the table at the file's head.
+    """
 
     __slots__ = ("is_ready", "is_taken", "request", "tensor")
 
@@ -80,7 +83,16 @@ class Step:
 
 
 class Rendezvous:
-    """See the file's head. Thread-safe. Errors of put() and ask(): Duplicate, StepAborted, Backpressure."""
+    """Holds a task's tensors until their receivers ask for them, and requests until their tensors are there.
+
+    guard        the lock of the table
+    tensors_max  tensors and wanted keys that wait, in all steps
+    bytes_max    of the tensors that wait
+
+    Owned by a Server; thread-safe. put() and ask() raise Duplicate, StepAborted and Backpressure, met()
+    TaskRestarted; met() and abort() raise Backpressure where STEPS_MAX steps all have something that
+    waits. States: the tables at the file's head.
+    """
 
     def __init__(self, guard: AbstractContextManager[Any], tensors_max: int = TENSORS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._guard = guard

@@ -67,7 +67,7 @@ logger = logging.getLogger("prpc")
 
 
 class State(enum.Enum):
-    """See the table at the top."""
+    """Where a Server stands: before start(), after it, or after stop(). Events: the table at the file's head."""
 
     NEW = "new"
     STARTED = "started"
@@ -105,7 +105,8 @@ class ServerStatistics:
 
 
 class Server:
-    """See the file's head. Thread-safe. A context manager.
+    """Makes this process one task of a cluster, which sends named tensors to the other tasks and receives theirs.
+    Thread-safe. A context manager.
 
     cluster     a ClusterSpec, a dict as it takes, or None: as TF_CONFIG says
     job_name    which job, and which of its tasks, this process is; None: as TF_CONFIG or TASK_INDEX says, or where only one
@@ -117,6 +118,8 @@ class Server:
 
     Tasks are named by device, "/job:ps/task:0"; a step is a number from 0 on, and what the tasks do together under one.
     Raises ConfigError; and as start() does.
+
+    States: the table at the file's head.
     """
 
     def __init__(

@@ -18,7 +18,11 @@ PERIOD_S = 60.0  # of the line: rates of a training job are steady for longer, a
 
 @dataclass
 class TensorVerbs:
-    """See the table at the top."""
+    """Counts what one task has done, verb by verb, since it was made. Owned by a Server, which counts
+    without a lock.
+
+    What each verb counts: the table at the file's head.
+    """
 
     send: int = 0
     receive: int = 0

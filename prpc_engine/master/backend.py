@@ -33,10 +33,15 @@ class Backend(Protocol):
         """One verb (see methods.py); raises the errors of prpc_engine.errors, soon after `timeout_s` at the latest."""
 
     def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
-        """See MasterClient.tree_watch()."""
+        """Call callback(event) for each change of the node and all below it; the handle for unwatch().
+
+        existing  begin with an event for each node there is
+
+        Raises as ask().
+        """
 
     def unwatch(self, handle: int) -> bool:
-        """See MasterClient.cancel_watch()."""
+        """No callback of that watch begins after this; whether there was one."""
 
     def close(self) -> None:
         """End the session. A second close does nothing."""
@@ -57,19 +62,21 @@ class SessionBackend:
 
     @property
     def connected(self) -> bool:
-        """See Backend."""
+        """Whether there is a connection with a session now."""
         return self._session.connected
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float) -> Any:
-        """See Backend."""
+        """One verb, over the session. Raises what is in prpc_engine.errors, soon after `timeout_s` at
+        the latest.
+        """
         return self._session.ask(verb, *arguments, timeout_s=timeout_s)
 
     def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
-        """See Backend."""
+        """Begin a watch of that node and all below it; its handle. Raises as Watches.add()."""
         return self._watches.add(path, callback, timeout_s, existing)
 
     def unwatch(self, handle: int) -> bool:
-        """See Backend."""
+        """No callback of that watch begins after this; whether there was one."""
         return self._watches.cancel(handle)
 
     def close(self) -> None:
@@ -122,7 +129,7 @@ class TcpBackend(SessionBackend):
             close_dropped(self, f"MasterClient of {self.address}", self.close, self._node.pid)
 
     def close(self) -> None:
-        """See Backend."""
+        """End the watches and the session, then the node and its reactor. A second close does nothing."""
         if self._closed:
             return
         self._closed = True

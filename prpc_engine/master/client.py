@@ -91,7 +91,8 @@ class _Held:
 
 
 class MasterClient:
-    """See the file's head. Thread-safe; a context manager.
+    """Asks a job's master for names, ids, locks, barriers, roles, and the state of its tasks.
+    Thread-safe; a context manager.
 
     address      "host:port" of the master
     root         whose tree, a name: jobs with different roots share a master and see nothing of each other

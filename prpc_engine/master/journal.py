@@ -190,12 +190,15 @@ def load_snapshot(data: bytes, tree: NodeTree, name: str) -> None:
 
 
 class Journal:
-    """See the file's head. Owned by a Master, which closes it.
+    """Keeps a master's changes in a folder, and brings its tree back from there after a restart.
+    Owned by a Master, which closes it.
 
     sync  every append reaches the disk before it returns, so that a power cut loses nothing that was answered. Without it a kill
           of the process loses nothing, a power cut the last seconds.
 
     Raises JournalError when another master serves from the folder, for damage, and when the folder cannot be used.
+
+    Files and records: the tables at the file's head.
     """
 
     def __init__(self, folder: str | os.PathLike[str], sync: bool = True) -> None:

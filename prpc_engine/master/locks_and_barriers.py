@@ -59,7 +59,13 @@ def role_of(name: str) -> str:
 
 
 class LocksAndBarriers:
-    """See the file's head. Stands on the registry and keeps nothing of its own."""
+    """Decides who holds which lock and when a barrier opens, by ephemeral nodes of the master's tree.
+
+    registry  whose tree has the claims and arrivals as nodes; nothing is kept here
+
+    Owned by MasterMethods, in the reactor's thread; no method waits. What is refused raises
+    RegistryError. Nodes and their values: the table at the file's head.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -121,7 +121,15 @@ class _Verb:
 
 
 class MasterMethods:
-    """See the file's head. Served under MASTER_TARGET; everything here happens in the reactor's thread."""
+    """Answers what the clients of one master ask: sessions, verbs, and watches of the tree.
+
+    reactor   whose thread calls all this, and whose clock counts leases and deadlines
+    registry  what decides, and has the tree
+    journal   gets the changes of a verb before it is answered; None: nothing outlives the master
+
+    Made by a Master and served under MASTER_TARGET. Raises JournalError where the journal cannot be
+    written; from then on all requests are answered with it.
+    """
 
     def __init__(self, reactor: Reactor, registry: Registry, journal: Journal | None) -> None:
         self._reactor = reactor
@@ -174,7 +182,13 @@ class MasterMethods:
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def open_session(self, session: int, token: str, lease_s: float, root: str, label: str, home: str) -> list[Any]:
-        """See protocol.py. Raises SessionExpired for one to resume that is over, RegistryError."""
+        """Open a session for the calling connection (`session` 0), or take one up again, whose token it
+        then has to show.
+
+        The answer is [session, token, version of the tree]; lease_s (seconds), root, label and home are
+        those of a new session. Raises SessionExpired for one to take up that is over, RegistryError,
+        JournalError.
+        """
         peer = calling_peer()
         assert peer is not None
         self._check_journal()
@@ -252,7 +266,13 @@ class MasterMethods:
     # -- verbs -----------------------------------------------------------------------------------------------------------
 
     def ask(self, request: int, verb: str, arguments: list[Any], timeout_s: float) -> Any:
-        """One verb; see protocol.py. Raises RegistryError and its kin."""
+        """Serve one verb of the calling session; its answer, or for verbs that wait a coroutine that returns it.
+
+        request    the client's number: asked again under it, the verb is not served twice; 0: it has none
+        timeout_s  how long a verb that waits may wait, in seconds; others do not look at it
+
+        Raises RegistryError and its kin, JournalError.
+        """
         session = self._calling()
         if request:
             known = self._registry.answered(session, request)
@@ -447,7 +467,13 @@ class MasterMethods:
             logger.warning("session %d was not told of %d changes, and has to ask: %s", session, len(items), str(error))
 
     def watch(self, path: str, known: int) -> list[Any]:
-        """See protocol.py. Raises RegistryError."""
+        """Tell the calling session of changes at `path` and below from now on; [version, pushes,
+        whether a snapshot, items].
+
+        known  the version that the client has: items are the changes since; -1, or one too old: a snapshot
+
+        Raises RegistryError, JournalError.
+        """
         session = self._calling()
         full = self._registry.full_path(session, path)
         watched = self._watched[session]
@@ -467,7 +493,7 @@ class MasterMethods:
         return [version, pushed, False, items]
 
     def unwatch(self, path: str) -> bool:
-        """See protocol.py."""
+        """Tell the calling session no more of changes at `path`; whether it watched that. Raises RegistryError."""
         session = self._calling()
         full = self._registry.full_path(session, path)
         if full not in self._watched[session]:

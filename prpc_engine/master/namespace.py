@@ -88,9 +88,13 @@ def encoded(value: object) -> str:
 
 
 class Namespace:
-    """See the file's head. `session` is the number that open() gave.
+    """Checks what sessions ask of the master's tree of nodes, and makes the changes that follow.
 
     first_number  where ids and sessions begin: above all that an earlier master gave, where nothing is kept of it
+
+    `session` is the number that open() gave, `now` in seconds of one clock. Not thread-safe: called in
+    the master's reactor. What is refused raises RegistryError or one of its kin. States of a session:
+    the table at the file's head.
     """
 
     def __init__(self, first_number: int = 0) -> None:

@@ -43,7 +43,16 @@ class _Registered:
 
 
 class Registration:
-    """See the file's head. `served` are the node's servers, by target."""
+    """Keeps what one node has told the master of itself and its servers, to tell it again over a new session.
+
+    addresses  where other nodes reach it
+    shard_of   for a shard, the rank of its node; -1: it is no shard
+    rank       what the master gave it; changed by anew()
+    served     the node's own table of servers, by target: the new targets of a server are entered here
+
+    Owned by a MasterSession. Which thread may call what: the table at the file's head. anew() raises
+    what asking the master raises.
+    """
 
     def __init__(self, addresses: list[str], shard_of: int, rank: int, served: dict[int, ServedObject]) -> None:
         self.addresses = addresses

@@ -61,11 +61,16 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Registry(Namespace):
-    """See the file's head. Where nothing is kept, these differ from start to start, so that no number is given again:
+    """Gives nodes their ranks and servers their targets, and says who serves what, on top of the tree.
+
+    Where nothing is kept, these differ from start to start, so that no number is given again:
 
     first_target  of servers
     first_number  of ids and sessions: larger than that of any earlier start
     first_token   of locks: the same, and also where a journal begins
+
+    Not thread-safe: called in the master's reactor. What is refused raises RegistryError. Paths: the
+    table at the file's head.
     """
 
     def __init__(self, first_target: int = FIRST_TARGET, first_number: int = 0, first_token: int = 1) -> None:

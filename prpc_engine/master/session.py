@@ -91,7 +91,8 @@ class _Request:
 
 
 class MasterSession:
-    """See the file's head. Owned by who made the node (an RpcService, a MasterClient, a shard), and closed before it.
+    """Asks the master verbs over a session, keeps its lease, and opens it again after a lost connection.
+    Owned by who made the node (an RpcService, a MasterClient, a shard), and closed before it.
 
     opened          a future: done when the master answered for the first time, or with what kept it from that
     open_timeout_s  for that first time: until then it is tried again and again, as the master may start later than its clients.

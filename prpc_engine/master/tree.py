@@ -87,7 +87,12 @@ class TreeSession:
 
 
 class NodeTree:
-    """See the file's head. The registry decides which changes there are; this only makes them."""
+    """Holds the master's nodes, counters and sessions, and makes one change after the other.
+
+    The registry decides which changes there are; this only makes them. apply() raises KeyError for one
+    that does not fit. Not thread-safe: changed in the master's reactor, and by the journal before that.
+    Parts: the table at the file's head.
+    """
 
     def __init__(self) -> None:
         self.version = 0

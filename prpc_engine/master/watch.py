@@ -64,7 +64,14 @@ class _Watch:
 
 
 class Watches:
-    """See the file's head. Owned by who owns the session, and closed before it."""
+    """Calls users' callbacks for changes of the master's tree, and reads anew what was missed.
+
+    session  whose on_open and on_heartbeat it sets, and whose node it serves WATCH_TARGET at
+
+    Owned by who owns the session, and closed before it. add(), cancel() and close() may be called from
+    any thread, and by callbacks. Those run one after the other in a thread of its own; what one raises
+    is logged. Events: the table at the file's head.
+    """
 
     def __init__(self, session: MasterSession) -> None:
         self._session = session
