@@ -179,7 +179,7 @@ class LeastOutstanding:
         self._local_advantage = local_advantage
 
     def choose(self, routes: Sequence[R]) -> R:
-        """See Policy."""
+        """The one with fewer calls in flight of two chosen at random. Any thread may ask."""
         count, random = len(routes), self._random
         first = int(random() * count)
         second = int(random() * (count - 1))
@@ -201,7 +201,7 @@ class RandomChoice:
         self._random = random.random
 
     def choose(self, routes: Sequence[R]) -> R:
-        """See Policy."""
+        """Any of them, each as likely as the others. Any thread may ask."""
         return routes[int(self._random() * len(routes))]
 
 
@@ -212,7 +212,7 @@ class RoundRobin:
         self._turn = itertools.count(random.randrange(1 << 16)).__next__  # one call in C: no thread sees another's turn
 
     def choose(self, routes: Sequence[R]) -> R:
-        """See Policy."""
+        """The next one in turn. Any thread may ask."""
         return routes[self._turn() % len(routes)]
 
 
@@ -224,7 +224,7 @@ class LocalFirst:
         self._known: tuple[Sequence[Any], Sequence[Any]] = ((), ())  # what was asked last, and the local ones of it or all
 
     def choose(self, routes: Sequence[R]) -> R:
-        """See Policy."""
+        """As LeastOutstanding among the local routes; where there is none, among all. Any thread may ask."""
         asked, preferred = self._known
         if asked is not routes:
             preferred = [route for route in routes if route.is_local] or routes
@@ -242,7 +242,10 @@ POLICIES: dict[str, Callable[[Random, int], Policy]] = {
 
 
 class ServerState(enum.Enum):
-    """Of a server that is not well. See the table at the file's head."""
+    """How a server stands that is not well: it gets calls still, or none, or one that tries it.
+
+    Changed by a Balancer alone, under its guard. Events: the table at the file's head.
+    """
 
     SUSPECT = "suspect"
     EJECTED = "ejected"
@@ -286,13 +289,14 @@ class BalancerStatistics:
 
 
 class Balancer(Generic[R]):
-    """One client's choice among its routes. See the file's head.
+    """Chooses which of one client's routes gets a call, and sets servers aside that keep failing.
 
     policy           a name in POLICIES
     local_advantage  for least_outstanding: by how many calls in flight a local server counts as less loaded
     guard            held while anything changes: a threading.Lock where several threads call, who else needs none
 
-    Raises ConfigError for a policy that is not there and an advantage below zero.
+    Raises ConfigError for a policy that is not there and an advantage below zero. States: the table at
+    the file's head.
     """
 
     def __init__(

@@ -18,7 +18,10 @@ SAMPLE_EVERY = 256  # a power of two. Noting one takes some 2 us: so 10 ns a cal
 
 
 class CallFigures:
-    """See the file's head. Thread-safe: calls end in any thread."""
+    """Counts the calls of one client that fail, by error, and times the answered ones that time() is given.
+
+    Owned by the client's Directory. Thread-safe: calls end in any thread. Units: the list at the file's head.
+    """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

@@ -191,7 +191,18 @@ class ServerQueue:
 
 
 class Dealer:
-    """See the file's head. One thread at a time; a client's needs the client, a server's the queue, a peer's both."""
+    """Sends requests and receives their responses, or receives requests and answers them, or both: by messages.
+
+    name     of the service, for texts
+    waiter   who turns the reactor while a thread waits
+    client   sends its requests; None: what sends raises ConfigError
+    queue    has the server's requests; None: recv_request() raises ConfigError
+    by_rank  a request's `dest_rank` is taken for a server id
+
+    Made by create_dealer() of a client (has the client), a server (the queue), or a service (both). One
+    thread at a time uses it; terminate() and close() may come from any, and end its waits with
+    Terminated. What ends a wait, and what becomes of requests: the tables at the file's head.
+    """
 
     def __init__(
         self,

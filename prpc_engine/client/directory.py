@@ -36,9 +36,15 @@ Then = Callable[[BaseException | None], object]  # what follows a look, told wha
 
 
 class Directory:
-    """See the file's head. Thread-safe.
+    """Knows the servers of one service for one client, chooses who gets a call, and asks the master who serves now.
 
-    `lookup()` asks the master and may block; `on_change(routes by server id)` hears of every change.
+    name     of the service
+    node     in whose reactor goes on what waited for a look
+    lookup   asks the master, and may block
+    balance  the name of a policy (balance.py); `random` is for its choices
+
+    `on_change(routes by server id)` hears of every change. Owned by a client, which closes it;
+    thread-safe. Raises ConfigError. Who asks, and what that waits for: the table at the file's head.
     """
 
     def __init__(

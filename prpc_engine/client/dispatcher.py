@@ -76,7 +76,9 @@ class Named:
         self._key = key
 
     def failed(self, call: Call, error: BaseException) -> bool:
-        """See call.Client. What may have run is not repeated; a server that the master does not list is not waited for."""
+        """True: the call stays pending, and is sent again. What may have run is not repeated; a server
+        that the master does not list is not waited for.
+        """
         if not isinstance(error, errors.NotSent | errors.UnknownService) or self._dispatcher.fails_at_once:
             return False
         if isinstance(error, errors.NoServer) and self._key is None:
@@ -91,9 +93,12 @@ class Named:
 
 
 class Dispatcher:
-    """See the file's head. Owned by one client; thread-safe, with what it decides in the reactor's thread.
+    """Takes on the calls of a client that could not be sent at once, or failed: connects, tries again, and ends them in time.
+    Owned by one client; thread-safe, with what it decides in the reactor's thread.
 
     `client` hears of the failures of calls that may go to another server; `idempotent` names methods that may be run twice.
+
+    Where a call is: the table at the file's head.
     """
 
     def __init__(

@@ -128,9 +128,13 @@ A = TypeVar("A", bound=Hashable)
 
 
 class Race(Generic[A, R]):
-    """The attempts of one hedged call that are out at a time. See the table at the file's head.
+    """Decides for one hedged call when one more request goes, and which attempt's answer counts.
 
-    Attempts are whatever the caller has for them (a Call), routes what str() names; `deadline` NEVER: there is none.
+    hedger    has the policy, the budget and the latencies of all hedged calls of the method
+    deadline  of the call, by the clock of `now`; NEVER: there is none
+
+    Attempts are whatever the caller has for them (a Call), routes what str() names. Owned by one call;
+    not thread-safe. States: the table at the file's head.
     """
 
     def __init__(self, hedger: Hedger, deadline: float) -> None:

@@ -11,8 +11,16 @@ from prpc_engine.rpc.peer import Peer
 
 
 class Route:
-    """See the file's head. `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls keep
-    their order. `waiting` is changed under the dispatcher's guard."""
+    """Leads to one server: what the master says of it, its peer once connected, and the calls that wait for that.
+
+    entry     what the master says of the server
+    is_local  whether it is on this host
+    owner     the Directory that made it; None: it stands for a server that is not known here
+    figures   of its client: calls that fail count there; None: nobody counts them
+
+    `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls keep
+    their order. `waiting` is changed under the dispatcher's guard.
+    """
 
     __slots__ = ("addresses", "figures", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
 

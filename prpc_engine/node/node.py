@@ -79,7 +79,19 @@ class _Attempt:
 
 
 class Node:
-    """See the file's head. Owned by a Master, an RpcService, or a shard that serves; close() by its owner."""
+    """This process as other nodes see it: it listens, connects, and has one peer for each node it is connected to.
+
+    waiter        who turns the reactor while a thread waits; None in a shard, where nobody may block
+    transports    names, in order of preference; (): listen for nobody but this process
+    host, port    to listen at by tcp
+    tls           None: as the environment says
+    values        how values are sent; None: no pickles, no compression
+    advertise     where others reach it by tcp, if not at what it binds; None: there
+    on_peer_lost  called with each peer whose connection is over, in the reactor's thread
+
+    Owned by a Master, an RpcService, or a shard that serves; close() by its owner, in the reactor's
+    thread. peer_at() may be called from any thread, and blocks. Raises AddressInUse, ConfigError.
+    """
 
     def __init__(
         self,

@@ -26,10 +26,15 @@ class AnswerDropped(ShardError):
 
 
 class Deferred(Future, weakref=True):
-    """See the file's head.
+    """Stands for a handler's answer that comes later: the handler returns it, and reply() or fail() answers.
 
-    `ends_with_caller`: it is cancelled when its caller's connection is lost, as nobody else gains by the answer; else it goes on.
-    `on_cancel(error)`: called when its caller gives the call up, or the deadline passes; True: it is answered nevertheless."""
+    ends_with_caller  it is cancelled when its caller's connection is lost, as nobody else gains by the answer;
+                      else it goes on
+    on_cancel         called with an error when its caller gives the call up, or the deadline passes; True: it is
+                      answered nevertheless; None: it is cancelled
+
+    Any thread or task may answer. One that is dropped unanswered is answered with AnswerDropped.
+    """
 
     ends_with_caller: bool = False
     on_cancel: Callable[[BaseException], bool] | None = None

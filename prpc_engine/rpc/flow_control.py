@@ -38,10 +38,10 @@ class Waits(Protocol):
     """Whose thread waits for a future (shard.Driver); None in a shard, where tasks await."""
 
     def wait(self, future: Future, timeout_s: float | None) -> bool:
-        """See shard.loop.future.Waiter."""
+        """True once the future is done, False when `timeout_s` seconds are over; None: there is no limit."""
 
     def await_in(self, future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
-        """See shard.loop.future.Waiter."""
+        """What a coroutine of `loop`, which runs here, yields until the future is done."""
 
 
 class Window:

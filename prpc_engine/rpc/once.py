@@ -58,7 +58,16 @@ class OnceEntry(Generic[Running, Answer]):
 
 
 class OnceWindow(Generic[Running, Answer]):
-    """See the file's head. What runs is bounded by who runs it, what was answered here."""
+    """Remembers the calls that a server took on and their answers, so that none of them runs twice.
+
+    answers_max  answers kept
+    bytes_max    of the answers kept; one of more than bytes_max // ANSWER_SHARE is not kept
+    keep_s       seconds after which an answer is forgotten, when the next one comes
+    callers_max  callers of whom it is known up to which number their calls were forgotten
+
+    What runs is bounded by who runs it, what was answered here. Owned by a server's Repeats; not
+    thread-safe; `now` is in seconds of one clock. States: the table at the file's head.
+    """
 
     def __init__(
         self,

@@ -91,7 +91,11 @@ class _Pair:
 
 
 class Paths:
-    """See the file's head. A node is known by the first address that it offers. Not thread-safe."""
+    """Remembers how the paths to each other node have done, and says in which order they are tried.
+
+    A node is known by the first address that it offers. Owned by a Node, which calls it under its
+    guard: not thread-safe. What counts, and which path rests: the tables at the file's head.
+    """
 
     def __init__(self) -> None:
         self._pairs: dict[str, _Pair] = {}

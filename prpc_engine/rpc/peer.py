@@ -94,7 +94,18 @@ class PeerStatistics:
 
 
 class Peer:
-    """See the file's head. Owned by the node; request() and notify() from any thread, the rest in the reactor's."""
+    """Sends our calls to one other node over one connection, and runs its calls to our servers.
+
+    waiter   who turns the reactor while a thread waits for a call; None in a shard, where tasks await
+    servers  ours, by target: looked up for each request
+    on_lost  called with this peer, in the reactor's thread, once its connection is over
+    archive  encodes and decodes values; None: one that allows no pickles
+    choice   how the connection's path was chosen; None: by the other side
+    number   of the connection: larger than those of its node before it
+
+    Owned by the node. request(), resend() and notify() may be called from any thread, and raise
+    NotSent, Backpressure, BadArguments, Closed, ShmFull; what comes in is handled in the reactor's.
+    """
 
     def __init__(
         self,

@@ -33,7 +33,12 @@ Answer = tuple[bytes, Sequence[NDArray[np.uint8]]]  # header and body, and block
 
 
 class Repeats:
-    """See the file's head. Owned by one server; called in the reactor's thread."""
+    """Answers the calls of `once` methods that come again, and says which can neither be answered nor run.
+
+    answers_max  answers kept, and `bytes_max` of them, as of OnceWindow
+
+    Owned by one server; called in the reactor's thread. What is done with a call: the table at the file's head.
+    """
 
     def __init__(self, answers_max: int, bytes_max: int) -> None:
         self.window: OnceWindow[Job, Answer] = OnceWindow(answers_max, bytes_max)

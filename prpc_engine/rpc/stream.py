@@ -74,10 +74,14 @@ class Carrier(Protocol):
     """What a stream is opened over: a Peer."""
 
     def send_item(self, call_id: int, side: int, item: Any) -> None:
-        """See Peer."""
+        """One item of a stream, whose window has let it through. Raises NotSent, Backpressure,
+        BadArguments, Closed.
+        """
 
     def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
-        """See Peer."""
+        """CREDIT, END or CANCEL, of that call; sent later where the outbox is full, dropped where the
+        peer is gone.
+        """
 
 
 class StreamLine:

@@ -79,7 +79,8 @@ class ServiceStatistics(NodeFigures):
 
 
 class RpcService:
-    """See the file's head. A context manager.
+    """Makes this process a member of a job: it has a rank, serves objects under names, and calls other members.
+    A context manager.
 
     master      "host:port" of the job's Master
     shards      0: inline mode; N: also start N shard processes (under `if __name__ == "__main__":`); "auto": one for each

@@ -94,7 +94,15 @@ class RpcServer:
 
 @dataclass
 class Servers:
-    """See the file's head. Owned by an RpcService, which calls use_shards() once it has any, and sets `closed` at its end."""
+    """Makes the servers of one RpcService and takes them back, in this process or in each of its shards.
+
+    allow     who may call what of the servers made here
+    timing    None: handlers are not timed
+    sharded   servers in the shards, and `reader`, what shards did; None: there are no shards
+
+    Owned by an RpcService, which calls use_shards() once it has any, and sets `closed` at its end.
+    create() raises Closed after that, ConfigError, and what the master refuses.
+    """
 
     node: Node
     driver: Driver
@@ -116,11 +124,20 @@ class Servers:
             self.sharded.shard_changed(index, state, text)
 
     def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
-        """What each shard did; see ShardReader.read()."""
+        """What each shard did, in order; () without shards, and once closed. Waits for `timeout_s`
+        seconds at most, for all of them.
+        """
         return self.reader.read(timeout_s) if self.reader is not None and not self.closed else ()
 
     def create(self, name: str, served: object, server_id: int, sharded: bool, bounds: Bounds | None) -> RpcServer:
-        """See RpcService.create_server()."""
+        """Make a server and register it at the master: `served` is the object, the factory where
+        sharded, None for dealers.
+
+        server_id  -1: the smallest free one
+        bounds     of tasks, and of calls that wait for one to end; None: the usual ones
+
+        Raises as RpcService.create_server(), and Closed; where sharded, as ShardedServers.create().
+        """
         check_name(name)
         check_number("server_id", server_id, -1, SERVER_ID_MAX)
         if sharded:

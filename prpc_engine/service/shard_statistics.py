@@ -95,7 +95,10 @@ def total_of(all_statistics: Iterable[ServedStatistics]) -> ServedStatistics:
 
 @dataclass(frozen=True)
 class ShardFigures:
-    """One shard. See the file's head."""
+    """What one shard has done, at one look: its process, its node, and what is kept of its earlier lives.
+
+    Made by ShardReader.read(). What each field is read from: the table at the file's head.
+    """
 
     process: ShardStatistics
     now: NodeFigures | None
@@ -105,7 +108,13 @@ class ShardFigures:
 
 
 class ShardReader:
-    """See the file's head. Thread-safe. `ask` is run in each shard of the group."""
+    """Asks all shards of a group what they did, and keeps what those said that were started again since.
+
+    group  whose shards are asked; read() gives () once it is closed
+    ask    is sent to each shard, and run there
+
+    Thread-safe. A shard that does not answer raises nothing: its `error` says why.
+    """
 
     def __init__(self, group: ShardGroup, ask: Callable[[], NodeFigures]) -> None:
         self._group = group

@@ -39,7 +39,15 @@ class ShardedServer:
 
 
 class ShardedServers:
-    """See the file's head. Owned by the Servers of an RpcService."""
+    """Makes servers with an instance in each shard, makes those anew where a shard was started again,
+    and takes them back.
+
+    group  of the shards
+
+    Owned by the Servers of an RpcService. create() and remove() wait for the shards; shard_changed() is
+    called in a thread of the group's. create() raises what a factory raises, ConfigError,
+    PeerLostError, DeadlineExceeded. What follows when a shard dies: the table at the file's head.
+    """
 
     def __init__(self, group: ShardGroup) -> None:
         self.group = group

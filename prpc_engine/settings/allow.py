@@ -52,7 +52,13 @@ class Identity(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """One [[allow]]; see the file's head. Raises ConfigError for a `who` that is none."""
+    """Lets those in `who` call some methods of some services: one [[allow]] of the configuration.
+
+    service  a name or a pattern, as are `methods`
+    who      any of the words at the file's head, one of which is enough
+
+    Raises ConfigError for what is empty, and for a `who` that is none.
+    """
 
     service: str
     who: tuple[str, ...]

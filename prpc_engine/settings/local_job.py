@@ -88,12 +88,16 @@ class _Place:
 
 
 class LocalJob:
-    """See the file's head. A context manager: none of the processes outlives it.
+    """Starts the processes of a job on this machine, and watches them until all that work have ended.
+    A context manager: none of the processes outlives it.
 
     timeout_s   for all of it, in seconds; None: no limit
     restarts    how often processes are started again, all together
 
-    Raises ConfigError for a timeout_s that is none."""
+    Raises ConfigError for a timeout_s that is none.
+
+    Events: the table at the file's head.
+    """
 
     def __init__(self, timeout_s: float | None = None, restarts: int = 0) -> None:
         if timeout_s is not None and not 0 < timeout_s <= JOB_S_MAX:

@@ -139,7 +139,10 @@ UNREAD = {
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """The settings of one task; the table at the top says which variables they come from."""
+    """Says how one task uses cores, connections and files, as its NETWORK_* variables ask for. Made by for_task().
+
+    Variables, what they allow, and defaults: the table at the file's head.
+    """
 
     cores: int  # communication shards of the task
     polling: bool  # they spin, and want a core each
