@@ -65,7 +65,10 @@ class NodeAnswer:
 
 @dataclass(frozen=True)
 class Row:
-    """See the file's head."""
+    """What `prpc top` shows of one process: what it did between two looks, and how it stands.
+
+    Made by rows(). None: there is nothing to tell it from. Columns and units: the list at the file's head.
+    """
 
     who: str
     process: int | None = None

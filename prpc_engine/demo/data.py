@@ -120,7 +120,9 @@ def _minutes(clock: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def _encode(columns: dict[str, npt.NDArray[np.bytes_]], minutes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """int64[n, len(FIELDS)]: see the file's head."""
+    """The keys of n flights, int64[n, len(FIELDS)]: the field's number in the highest byte, its text's
+    first 7 bytes below.
+    """
     months = (columns["year"].astype(np.int64) - 1970) * 12 + columns["month"].astype(np.int64) - 1
     days = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + columns["day"].astype(np.int64)
     made = {

@@ -68,7 +68,7 @@ def _tensors(examples: Examples, vocabulary: npt.NDArray[np.int64]) -> tuple[tor
 
 
 def main() -> None:
-    """See the file's head."""
+    """Train the model with PyTorch on tables in shards, and with numpy in this process; print the AUC of both."""
     flights, settings = load_flights(), DemoSettings()
     with Master() as master, RpcService(master.address, shards=SHARDS) as servers, RpcService(master.address) as service:
         TableServer(servers)

@@ -77,7 +77,10 @@ NO_BRANCHES: frozenset[Branch] = frozenset()
 
 
 class OpKind(enum.Enum):
-    """See the table at the top."""
+    """What a node is to the cut of a step: its kind says where it runs, and whether it is copied.
+
+    What is done with which kind: the table at the file's head.
+    """
 
     CONSTANT = "constant"
     HANDLE = "handle"
@@ -172,7 +175,7 @@ class _Cutter:
         self.stage_of: dict[str, Stage] = {}
 
     def plan(self) -> Plan:
-        """See cut()."""
+        """Cut the step into stages, and connect them; the plan. Raises Misplaced, Unsupported."""
         self._schedule()
         for stage in self.stages:
             self._connect(stage)

@@ -68,7 +68,14 @@ class ProgramsStatistics:
 
 
 class Programs:
-    """See the file's head. Owned by a task's server; its verbs run in the reactor's thread."""
+    """Runs a task's part of the steps of others, in the plane "sendrecv": all its stages of a step for one request.
+
+    stages  where the stages of programs were registered
+    engine  gives the task's Server, which exists only after this
+
+    Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that fails
+    answers [code, text]. Verbs, and how a step ends: the tables at the file's head.
+    """
 
     def __init__(self, stages: Stages, engine: Callable[[], Server]) -> None:
         self._stages, self._engine = stages, engine
@@ -92,7 +99,7 @@ class Programs:
         return ProgramsStatistics(len(self._programs), self._steps, len(self._running))
 
     def program(self, packed: Sequence[Any]) -> list[Any]:
-        """See the table at the top."""
+        """Remember the stages of a program; [0, its handle], or [code, text] where one is not registered here."""
         blocks = []
         content = repr(packed)
         with self._guard:  # a stage that is found here is forgotten later
@@ -119,7 +126,12 @@ class Programs:
                         del self._programs[known]
 
     def step(self, handle: int, step: int, timeout_s: float, over: Sequence[int], options: bytes) -> list[Any] | Deferred:
-        """See the table at the top."""
+        """Run a program in a step; once its last stage has run [0, RunMetadata...], or [code, text] where it fails.
+
+        timeout_s  that the step has left, in seconds
+        over       steps that are over, and forgotten first
+        options    RunOptions to trace it by; b"": it is not traced
+        """
         self._forget(over)
         blocks = self._programs.get(handle)
         if blocks is None:
@@ -138,7 +150,7 @@ class Programs:
             self._forget([run.step])
 
     def give_up(self, steps: Sequence[int]) -> list[Any]:
-        """See the table at the top."""
+        """End those of these steps that go on with Cancelled, and forget them all; [0]."""
         for step in steps:
             run = self._running.get(step)
             if run is not None:

@@ -162,7 +162,14 @@ class WaitingPart:
 
 
 class Runtime:
-    """See the file's head. Owned by a task's server."""
+    """Runs the parts of graphs that a task has, in one session of TensorFlow's own whose graph only grows.
+
+    config  the ConfigProto of the task's server; device filters do not count, and placement is soft
+
+    Owned by a task's server. load(), forget() and reset() may be called from any thread; load() raises
+    errors of TensorFlow, and ValueError for a bad graph. What is where in the session's graph: the
+    table at the file's head.
+    """
 
     def __init__(self, config: Any) -> None:
         own = config_pb2.ConfigProto()

@@ -126,7 +126,9 @@ class _UnderWay:
         return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, self)
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
-        """See Loaded.run_checked()."""
+        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that was
+        not taken is an error.
+        """
         loaded = self.loaded
         if isinstance(loaded, Loaded):
             return loaded.run_checked(feeds, options, metadata)
@@ -172,12 +174,21 @@ class _Exchange(StarStep):
         return self.plane.exchange(self, _UnderWay.run, feeds)
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
-        """See Loaded.run_checked()."""
+        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that was
+        not taken is an error.
+        """
         return self.plane.exchange(self, lambda going, fed: going.run_checked(fed, options, metadata), feeds)
 
 
 class SendRecvPlane(StarPlane):
-    """See the file's head. Thread-safe."""
+    """Runs the steps of one session: each task runs its part, and the tasks send each other values under keys.
+
+    server   the task whose target the session has
+    session  TensorFlow's
+
+    Made by plane_for(), one for each session; thread-safe. Its steps raise errors of TensorFlow. How a
+    step ends: the tables at the file's head.
+    """
 
     def __init__(self, server: TaskServer, session: Any) -> None:
         super().__init__(server, session)
@@ -311,7 +322,9 @@ class SendRecvPlane(StarPlane):
             logger.debug("%s does not hear that %d steps are over: %s", task, len(steps), str(error))
 
     def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
-        """See Plane."""
+        """End the session as StarPlane does, and tell the other tasks which steps are over. Again:
+        tells of what came since.
+        """
         super().close(kind, text)
         self._tell_of_all()
 

@@ -32,7 +32,12 @@ _by_target: dict[str, TaskServer] = {}
 
 
 class TaskServer:
-    """See the file's head. Made from a ServerDef; close() by its owner. Raises as prpc_engine.Server does."""
+    """Makes this process one task of a TensorFlow cluster, whose sessions run over this engine.
+
+    definition  the ServerDef: cluster, job, task, and the ConfigProto of sessions
+
+    It listens from start() on; close() by its owner. Raises as prpc_engine.Server does.
+    """
 
     def __init__(self, definition: Any) -> None:
         self.definition = definition

@@ -130,7 +130,14 @@ class _Run:
 
 
 class Stages:
-    """See the file's head. Owned by a task's server; its verbs run in the reactor's thread."""
+    """Keeps the stages that sessions of other tasks register here, runs them step after step, and frees them.
+
+    runtime   loads and runs them
+    on_freed  told the handles of stages that are gone, and whether the task was reset, in the registering thread
+
+    Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that fails
+    answers [code, text]. Verbs, and when a stage is freed: the tables at the file's head.
+    """
 
     def __init__(self, runtime: Runtime, on_freed: Callable[[Sequence[int], bool], None]) -> None:
         self._runtime, self._on_freed = runtime, on_freed  # handles; and that the task was reset
@@ -157,7 +164,9 @@ class Stages:
         return self._stages.get(handle)
 
     def register(self, session: str, packed: list[Any]) -> Deferred:
-        """See the table at the top."""
+        """Load a stage for a session, or find an equal one; [0, its handle] or [code, text]. In the
+        registering thread.
+        """
         answer = Deferred()
         self._registering.submit(self._register, session, packed, answer)
         return answer
@@ -184,7 +193,9 @@ class Stages:
         answer.reply([0, handle])
 
     def run(self, handle: int, session: str, *packed: Any) -> list[Any] | Deferred:
-        """See the table at the top."""
+        """Run a stage on these tensors; [0, tensors...] or [code, text]. In a thread, unless it took
+        little time lately.
+        """
         stage = self._stages.get(handle)
         if stage is not None and stage.is_quick:
             self._runs += 1
@@ -193,7 +204,9 @@ class Stages:
         return self._in_thread(handle, session, lambda stage, answer: stage.run(packed, answer))
 
     def trace(self, handle: int, session: str, options: bytes, *packed: Any) -> list[Any] | Deferred:
-        """See the table at the top."""
+        """As run(), traced by these RunOptions, always in a thread; [0, RunMetadata, tensors...] or
+        [code, text].
+        """
         return self._in_thread(handle, session, lambda stage, answer: stage.run_traced(options, packed, answer))
 
     def _in_thread(self, handle: int, session: str, run: Callable[[Registered, Deferred], list[Any]]) -> list[Any] | Deferred:
@@ -218,7 +231,9 @@ class Stages:
             run.stage.loaded.give_up(answer)  # its caller has given it up, or it failed before it could begin
 
     def close_session(self, session: str) -> list[Any]:
-        """See the table at the top."""
+        """A session is over: give up what waits for it here, and free its stages in the registering
+        thread; [0] at once.
+        """
         self._give_up(lambda run: run.session == session)
         self._registering.submit(self._free, session)
         return [0]
@@ -243,7 +258,7 @@ class Stages:
         self._on_freed(handles, False)
 
     def reset(self, containers: list[str]) -> Deferred:
-        """See the table at the top."""
+        """Free all stages, and drop what is in these containers; [0] or [code, text]. In the registering thread."""
         answer = Deferred()
         self._registering.submit(self._reset, containers, answer)
         return answer

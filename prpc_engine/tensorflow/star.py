@@ -199,7 +199,9 @@ class StarStep:
         return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, _expected(loaded))
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
-        """See Loaded.run_checked()."""
+        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that was
+        not taken is an error.
+        """
         loaded = self.loaded
         if isinstance(loaded, Loaded):
             return loaded.run_checked(feeds, options, metadata)
@@ -223,7 +225,14 @@ class _Now(threading.local):
 
 
 class StarPlane:
-    """See the file's head. Thread-safe."""
+    """Runs the steps of one session: its task calls the stages of the others, which never call each other.
+
+    server   the task whose target the session has
+    session  TensorFlow's
+
+    Made by plane_for(), one for each session; thread-safe. Its steps raise errors of TensorFlow. What
+    is done once, and what each step: the table at the file's head.
+    """
 
     def __init__(self, server: TaskServer, session: Any) -> None:
         self._server = server
@@ -263,7 +272,11 @@ class StarPlane:
     def run(
         self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], options: Any, metadata: Any
     ) -> list[Any]:
-        """See Plane."""
+        """Run a step; the values of the fetches. Raises errors of TensorFlow.
+
+        options   a buffer with RunOptions; None: the usual ones
+        metadata  a buffer for RunMetadata; None: nobody wants it
+        """
         self._runs += 1
         if self._ended is not None:
             raise self._ended[0](None, None, self._ended[1])
@@ -279,7 +292,7 @@ class StarPlane:
 
     @contextlib.contextmanager
     def traced(self, options: Any) -> Iterator[Trace]:
-        """See Plane."""
+        """The step that runs in this thread meanwhile is traced by these RunOptions."""
         trace = Trace(self._server.task, options)
         self.now.trace = trace if trace.options else None
         try:
@@ -289,7 +302,9 @@ class StarPlane:
 
     @contextlib.contextmanager
     def connected(self, connections: tuple[tuple[Edge, Edge], ...]) -> Iterator[None]:
-        """See Plane."""
+        """In the step that runs in this thread meanwhile, the second edge of each pair stands in the
+        place of the first.
+        """
         self.now.connections = connections
         try:
             yield
@@ -431,12 +446,14 @@ class StarPlane:
         return self._timeout_s if until is None else min(self._timeout_s, max(until - time.monotonic(), 0.0))
 
     def forget(self) -> None:
-        """See Plane."""
+        """Make what is kept from step to step anew: the tasks have lost it."""
         self._era = object()
         self._steps.clear()
 
     def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
-        """See Plane."""
+        """End the session: give up what it runs, with an error of class `kind`, and tell the tasks.
+        Again: does nothing.
+        """
         if self._ended is not None:
             return
         self._ended = kind, text

@@ -78,7 +78,11 @@ class Op:
 
 @dataclass(frozen=True)
 class Transfers:
-    """See the file's head."""
+    """Says what each task does in a step of the plane "sendrecv": what it runs, sends, and asks for.
+    Made by transfers().
+
+    `called` are stages that the own task calls, as in the plane "star". Which are: the table at the file's head.
+    """
 
     own: Plan  # what the own task runs, with the ops below, and the step's number as its last feed
     called: list[Stage]
@@ -110,7 +114,7 @@ class _Arranger:
         self._stage_of: dict[str, Stage] = {}
 
     def arranged(self) -> Transfers:
-        """See transfers()."""
+        """The transfers of the plan, made round by round: who sends what to whom, and who runs what."""
         called = []
         for _, together in groupby(self._plan.stages, key=lambda one: one.round):
             stages = list(together)
