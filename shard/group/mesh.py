@@ -31,13 +31,14 @@ import itertools
 import logging
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import CoroutineType
 from typing import Any
 
 from numpy.typing import NDArray
 
-from shard.errors import CancelledError, ClosedError, PeerLostError, RemoteProtocolError, ShardError
+from shard.errors import BackpressureError, CancelledError, ClosedError, PeerLostError, RemoteProtocolError, ShardError
 from shard.group.functions import ReceivedFunctions, SentFunctions, may_go_once
 from shard.group.payload import (
     APART_BYTES,
@@ -73,6 +74,7 @@ CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP = range(1, 8)
 # Of every so many calls one is timed: its two readings of the clock cost 0.1 us, a call 5.
 CALLS_PER_SAMPLE = 64
 SAMPLE_MASK = CALLS_PER_SAMPLE - 1
+ERROR_AGAIN_S = 0.01  # between tries to tell of errors that found the outbox full
 
 _pack, _unpack = TRAILER.pack, TRAILER.unpack_from
 
@@ -128,6 +130,7 @@ class ShardChannel:
         self._in_flight: dict[int, Submitted] = {}
         self._sampled: dict[int, int] = {}  # call id -> when it was submitted, in ns
         self._tasks: dict[int, Future] = {}  # of the other end, by call id
+        self._untold: deque[bytes] = deque()  # errors of calls, which wait for room in the outbox
         self._call_ids = itertools.count(1)
         self._sent = SentFunctions()
         self._numbers = self._sent.numbers
@@ -328,14 +331,32 @@ class ShardChannel:
 
     def _answer_error(self, call_id: int, error: BaseException) -> None:
         self._tally.failures += 1
+        self._send_error(pickle_error(error) + _pack(ERROR, PICKLE, 0, call_id), str(error))
+
+    def _send_error(self, message: bytes, text: str) -> None:
+        """Tell the caller, when there is room: a call that nobody tells of waits for ever."""
         if self.connection.error is not None:
             return  # who asked is gone
         try:
-            self._send(pickle_error(error) + _pack(ERROR, PICKLE, 0, call_id))
+            self._send(message)
         except PeerLostError:
             return  # gone meanwhile
+        except BackpressureError:  # also of a result that found no room
+            self._untold.append(message)
+            if len(self._untold) == 1:
+                self._reactor.call_later(ERROR_AGAIN_S, self._send_untold)
         except ShardError as unsent:
-            logger.warning("%s was not told that its call failed (%s): %s", self.connection.peer, str(error), str(unsent))
+            logger.warning("%s was not told that its call failed (%s): %s", self.connection.peer, text, str(unsent))
+
+    def _send_untold(self) -> None:
+        try:
+            while self._untold:
+                self._send(self._untold[0])
+                self._untold.popleft()
+        except BackpressureError:
+            self._reactor.call_later(ERROR_AGAIN_S, self._send_untold)
+        except ShardError:  # the connection is over: all its calls have ended
+            self._untold.clear()
 
     def _count_call(self, call_id: int) -> None:
         began = self._sampled.pop(call_id, None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import numpy as np
 import pytest
 
-from shard import DEFAULT_LIMITS, Limits, LocalProtocolError, ShardGroup
+from shard import DEFAULT_LIMITS, BackpressureError, Limits, LocalProtocolError, ShardGroup
 from shard.group.payload import ARRAYS, encode
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
@@ -194,3 +195,15 @@ def test_arrays_stay_readable_after_the_group_is_closed(group: ShardGroup) -> No
     array = group.submit_to(0, functions.make_in_slab, COUNT, 5.0).result(PATIENCE_S)
     group.close()
     assert (array == 5.0).all()
+
+
+def test_every_call_ends_although_results_find_no_room_on_their_way_back() -> None:
+    limits = Limits(outbox_messages_max=100, ring_bytes=4096)
+    calls = []
+    with ShardGroup(1, start_method="forkserver", limits=limits) as group:
+        with contextlib.suppress(BackpressureError):
+            while True:
+                calls.append(group.submit_to(0, len, b"x" * 1000))
+        errors = [call.error(PATIENCE_S) for call in calls]
+    assert len(errors) > 100
+    assert {type(error) for error in errors} <= {type(None), BackpressureError}
