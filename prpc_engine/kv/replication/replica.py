@@ -16,8 +16,8 @@ decided for it; `catch_up`, what was decided and used beside; and `create_table`
 rows, optimizer state, stamps, counts and versions (decisions.py). What pulls have left since the primary told last is taken back
 when it hands over.
 
-A push is replicated when every stream that is live, and every replica by the placement, has it, and there is one at least. A
-stream that breaks counts until the placement says that it is no replica any more: else a server that may be promoted would lack
+A push is replicated when every stream that is live, and every replica by the placement, has it, and the placement names a replica:
+when this server dies, a replica that the master knows of takes over, and no other copy, however complete. A stream that breaks counts until the placement says that it is no replica any more: else a server that may be promoted would lack
 the push.
 
 In the reactor's thread.
@@ -203,7 +203,7 @@ class Replica:
             if self.streams:
                 self._begin_telling()
             self._forward("create_table", spec)
-        if not self._copies():
+        if not self.placed.replicas:
             return is_new
         answer = Deferred()
         self._answer_replicated(answer, is_new)
@@ -239,10 +239,9 @@ class Replica:
 
     def _release(self) -> None:
         """Answer what is replicated now."""
-        copies = self._copies()
-        if not copies or not self._waiting:
+        if not self.placed.replicas or not self._waiting:
             return
-        acked = min(self._acked(server) for server in copies)
+        acked = min(self._acked(server) for server in self._copies())
         while self._waiting and self._waiting[0][0] <= acked:
             _, answer, value = self._waiting.popleft()
             answer.reply(value)

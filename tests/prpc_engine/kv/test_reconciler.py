@@ -317,6 +317,16 @@ def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_
     assert not answer.done()
 
 
+def test_a_copy_that_the_master_does_not_know_of_acknowledges_no_push_as_it_would_not_take_over() -> None:
+    host, hosted = primary_of(Placed(ME, joining=(OTHER,)))
+    hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
+    answer = push(host, 1, "apply_replicated")
+    hosted.streams[OTHER]._answered(1, done())
+    assert not answer.done()
+    host.learn(Placement((Placed(ME, replicas=(OTHER,)),)), 2, 1.0)
+    assert answer.done()
+
+
 @pytest.mark.parametrize("placed", [Placed(ME, replicas=(OTHER,)), Placed(ME, joining=(OTHER,), spares=(OTHER,))])
 def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed: Placed) -> None:
     host, hosted = primary_of(placed)
