@@ -209,7 +209,7 @@ class Decoder:
         entry = by_name.get(name) if type(name) is str else None
         if entry is None:
             raise ArchiveError(
-                f"class {str(name)[:200]!r} is not registered here: call prpc_engine.archive.register(Class) at both sides, with "
+                f"class {str(name)[:200]!r} is not registered here: call prpc_engine.register(Class) at both sides, with "
                 "name= where they import it by different names"
             )
         try:

@@ -352,7 +352,7 @@ def _refusal(error: Exception, roots: list[tuple[str, Any]]) -> BadArguments:
     place = next((place for place, value in _places(roots) if value is error.culprit), None)
     return BadArguments(
         f"{place or 'something in the value'} {error.reason}; allowed are {BUILT_IN}; a class of your own after "
-        f"prpc_engine.archive.register(Class) on both sides; any object with {pickles.CONSENT}"
+        f"prpc_engine.register(Class) on both sides; any object with {pickles.CONSENT}"
     )
 
 

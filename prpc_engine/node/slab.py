@@ -46,8 +46,9 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArra
     """An uninitialised array in shared memory, C-ordered and 64-byte aligned: sending it to a process on this host costs
     the same whatever its size.
 
-    What is sent is the memory itself, so what you write into the array after sending it is what the receiver may see. Ordinary
-    arrays are copied when they are sent. Raises ShmFull, and TypeError for dtypes that hold Python objects.
+    What is sent is the memory itself, of the whole array or of a contiguous part of it that has more than 16 KiB: what you write
+    into it after sending it is what the receiver may see. Smaller parts, strided ones and ordinary arrays are copied when they
+    are sent. Raises ShmFull, and TypeError for dtypes that hold Python objects.
     """
     try:
         return default_slab().empty(shape, dtype)

@@ -151,9 +151,7 @@ def test_a_class_that_was_made_again_takes_the_place_of_the_old_one() -> None:
 
 
 def test_an_unregistered_class_is_refused_with_what_to_do() -> None:
-    with pytest.raises(
-        BadArguments, match=r"the value\['b'\] is of type .*Batch.*prpc_engine.archive.register\(Class\) on both sides"
-    ):
+    with pytest.raises(BadArguments, match=r"the value\['b'\] is of type .*Batch.*prpc_engine.register\(Class\) on both sides"):
         encode({"b": Batch(np.zeros(1))})
     archive.register(Interval)
 
@@ -255,7 +253,7 @@ def test_a_class_is_made_by_calling_it_so_that_its_own_checks_hold() -> None:
 )
 def test_a_name_that_was_not_registered_is_refused_and_never_imported(name: Any) -> None:
     loaded = set(sys.modules)
-    with pytest.raises(ArchiveError, match=r"is not registered here: call prpc_engine.archive.register\(Class\)"):
+    with pytest.raises(ArchiveError, match=r"is not registered here: call prpc_engine.register\(Class\)"):
         Decoder().decode(named(name, []), [])
     assert set(sys.modules) == loaded
 
