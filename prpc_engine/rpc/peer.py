@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,7 @@ from shard import (
     RemoteProtocolError,
     ShardError,
     ShmFull,
+    Timer,
     Traffic,
 )
 
@@ -66,6 +68,10 @@ EXPIRED_MAX = 32  # calls that are ended in one turn because their deadline has 
 # many calls have deadlines a few microseconds apart.
 LOOK_S_PER_CALL = 1e-6
 WARNINGS_EACH = 8  # lines of the log that one connection may cause; after those only each that doubles their number
+UNTOLD_MAX = (
+    65536  # failures that wait for room in the outbox, as many as calls in flight: who asks on without reading is not told
+)
+UNTOLD_TEXT_MAX = 500  # characters of each
 NOTE_AGAIN_S = 0.01  # between tries of a note that found the outbox full
 PAYLOAD = slice(HEADER_BYTES, None)  # of a message's body, made once
 WAIT_MS = wait_in_ms(TIMEOUT_S)  # of most calls, which have no timeout of their own: worked out once
@@ -131,6 +137,8 @@ class Peer:
         self.decode_plain = self.decoder.decode_plain
         self._armed = NEVER  # when expire() is next called
         self._warnings = 0  # of what the other side made go wrong
+        self._untold: deque[bytes] = deque()  # failures that found the outbox full
+        self._untold_timer: Timer | None = None
         self.lost = False
         self.when_lost: list[Callable[[Peer], object]] = []  # called with it, in the reactor, once its connection is over
         self._calls_max = connection.limits.calls_in_flight_max
@@ -491,8 +499,29 @@ class Peer:
             self._send(failure_message(self.decoder, call_id, status, name, text, more))
         except PeerLostError as error:  # what it had under way: no line each
             logger.debug("%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
+        except BackpressureError as error:  # of an answer that found no room, too: whoever asked may wait without a deadline
+            if len(self._untold) >= UNTOLD_MAX:
+                self._warn(f"{self.connection.peer} was not told of a failure ({status.name}): {error}")
+                return
+            self._untold.append(failure_message(self.decoder, call_id, status, name, text[:UNTOLD_TEXT_MAX], ""))
+            self.reactor.call_soon(self._tell_untold_later)  # answers come from any thread
         except ShardError as error:
             self._warn(f"{self.connection.peer} was not told of a failure ({status.name}): {error}")
+
+    def _tell_untold_later(self) -> None:
+        if self._untold_timer is None and self._untold:
+            self._untold_timer = self.reactor.call_later(NOTE_AGAIN_S, self._tell_untold)
+
+    def _tell_untold(self) -> None:
+        self._untold_timer = None
+        try:
+            while self._untold:
+                self._send(self._untold[0])
+                self._untold.popleft()
+        except BackpressureError:
+            self._tell_untold_later()
+        except ShardError:  # the connection is over, and with it the calls
+            self._untold.clear()
 
     def _warn(self, text: str) -> None:
         """A line of the log; of what happens ever again only the first ones, the 16th, the 32nd: a peer must not fill a disk."""
