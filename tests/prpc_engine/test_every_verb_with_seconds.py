@@ -23,8 +23,8 @@ from tests.prpc_engine.processes import PATIENCE_S
 MODULES: tuple[ModuleType, ...] = (prpc_engine, support, cluster, accumulator)
 NO_SECONDS: list[Any] = ["5", True, math.nan, -1, 10**400, [1.0], 1j]
 NAMED = (errors.ConfigError, errors.BadArguments, ValueError)
-# Seconds that verbs tell of, and settings that have tests of their own (test_settings_are_numbers.py).
-SETTINGS = {"RetryPolicy", "HedgePolicy", "Bounds"}
+# Settings that have tests of their own: test_settings_are_numbers.py, endpoint_map/test_network.py (of variables).
+SETTINGS = {"RetryPolicy", "HedgePolicy", "Bounds", "NetworkSettings"}
 # What verbs are given beside the seconds, by the names of their parameters.
 ARGUMENTS: dict[str, Any] = {
     "aggregator": Sum,
