@@ -49,10 +49,9 @@ def test_who_starts_before_its_master_waits_for_it_and_says_so_once(start: Start
 def test_a_master_that_comes_too_late_is_told_with_what_kept_it_away() -> None:
     with hold_port() as held:
         address = address_of(held)
-        started = time.monotonic()
-        with pytest.raises(errors.MasterUnreachable, match=rf"no master answers at {address} \(0\.[3-9] s\): .*refused"):
-            RpcService(address, timeout_s=0.5)
-        assert time.monotonic() - started >= 0.25  # which the text rounds
+        with pytest.raises(errors.MasterUnreachable, match=rf"no master answers at {address} \(\d+\.\d s\): .*refused") as told:
+            RpcService(address, timeout_s=0.5)  # it ends when the pause before the next attempt, which is drawn, would pass that
+        assert f"{address} (0.0 s)" not in str(told.value)
 
 
 def test_what_waiting_cannot_mend_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
