@@ -514,14 +514,18 @@ class Peer:
 
     def _tell_untold(self) -> None:
         self._untold_timer = None
-        try:
-            while self._untold:
+        while self._untold:
+            try:
                 self._send(self._untold[0])
-                self._untold.popleft()
-        except BackpressureError:
-            self._tell_untold_later()
-        except ShardError:  # the connection is over, and with it the calls
-            self._untold.clear()
+            except BackpressureError:
+                self._tell_untold_later()
+                return
+            except PeerLostError:  # with the connection its calls have ended
+                self._untold.clear()
+                return
+            except ShardError as error:
+                self._warn(f"{self.connection.peer} was not told of a failure: {error}")
+            self._untold.popleft()
 
     def _warn(self, text: str) -> None:
         """A line of the log; of what happens ever again only the first ones, the 16th, the 32nd: a peer must not fill a disk."""

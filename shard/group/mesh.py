@@ -130,7 +130,7 @@ class ShardChannel:
         self._in_flight: dict[int, Submitted] = {}
         self._sampled: dict[int, int] = {}  # call id -> when it was submitted, in ns
         self._tasks: dict[int, Future] = {}  # of the other end, by call id
-        self._untold: deque[bytes] = deque()  # errors of calls, which wait for room in the outbox
+        self._untold: deque[bytes] = deque()  # errors that wait for room in the outbox: one a call in flight at most
         self._call_ids = itertools.count(1)
         self._sent = SentFunctions()
         self._numbers = self._sent.numbers
@@ -349,14 +349,18 @@ class ShardChannel:
             logger.warning("%s was not told that its call failed (%s): %s", self.connection.peer, text, str(unsent))
 
     def _send_untold(self) -> None:
-        try:
-            while self._untold:
+        while self._untold:
+            try:
                 self._send(self._untold[0])
-                self._untold.popleft()
-        except BackpressureError:
-            self._reactor.call_later(ERROR_AGAIN_S, self._send_untold)
-        except ShardError:  # the connection is over: all its calls have ended
-            self._untold.clear()
+            except BackpressureError:
+                self._reactor.call_later(ERROR_AGAIN_S, self._send_untold)
+                return
+            except PeerLostError:  # with the connection its calls have ended
+                self._untold.clear()
+                return
+            except ShardError as error:
+                logger.warning("%s was not told that its call failed: %s", self.connection.peer, str(error))
+            self._untold.popleft()
 
     def _count_call(self, call_id: int) -> None:
         began = self._sampled.pop(call_id, None)
