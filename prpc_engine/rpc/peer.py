@@ -520,7 +520,7 @@ class Peer:
             except BackpressureError:
                 self._tell_untold_later()
                 return
-            except PeerLostError:  # with the connection its calls have ended
+            except (PeerLostError, ClosedError):  # with the connection its calls have ended
                 self._untold.clear()
                 return
             except ShardError as error:

@@ -355,7 +355,7 @@ class ShardChannel:
             except BackpressureError:
                 self._reactor.call_later(ERROR_AGAIN_S, self._send_untold)
                 return
-            except PeerLostError:  # with the connection its calls have ended
+            except (PeerLostError, ClosedError):  # with the connection its calls have ended
                 self._untold.clear()
                 return
             except ShardError as error:

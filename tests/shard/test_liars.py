@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shard import Limits, RemoteProtocolError, ShmTransport, Slab, TcpTransport
+from shard import Limits, RemoteProtocolError, Slab, TcpTransport
 from shard.memory.ring import HEAD_WORD, TAIL_WORD
 from shard.transport.control_channel import GOODBYE, NOTE, RING
 from shard.transport.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
@@ -20,24 +20,6 @@ from tests.transport_contract import LIMITS, Side, World
 
 MIB = 1 << 20
 MANY = 20_000  # of what a liar goes on with for ever: who has not given up by then does not
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World(ShmTransport, "shm://")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def sides(world: World) -> Iterator[tuple[Side, Side]]:
-    """The liar, and who is lied to."""
-    one, two = world.connect()
-    yield one, two
-    one.connection.close()
-    two.connection.close()
-    one.messages.clear()
-    two.messages.clear()
 
 
 def liar_of(sides: tuple[Side, Side]) -> ShmConnection:

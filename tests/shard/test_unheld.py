@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shard import RemoteProtocolError, ShardError, ShmFull, ShmTransport, Slab, TcpTransport
+from shard import RemoteProtocolError, ShardError, ShmFull, Slab, TcpTransport
 from shard.group.payload import decode, encode
 from shard.memory.segment import Segment
 from shard.memory.unheld import SINK, Unheld, no_memory
@@ -21,23 +21,6 @@ from shard.transport.frame import FrameDecoder, encode_header
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
 from shard.transport.shm_connection import ShmConnection
 from tests.transport_contract import LIMITS, Side, World
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World(ShmTransport, "shm://")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def sides(world: World) -> Iterator[tuple[Side, Side]]:
-    one, two = world.connect()
-    yield one, two
-    one.connection.close()
-    two.connection.close()
-    one.messages.clear()
-    two.messages.clear()
 
 
 def refuse_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
